@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cato.core.commands import Dispatch, Refuse
 from cato.core.errors import CapacityError, CatoError, SupersededError
 from cato.core.events import Event, InvocationOffered, InvocationWithdrawn
 from cato.core.ids import InvocationId, PoolName
 from cato.core.pool.prefixes import SessionPrefixes
+from cato.core.record import changed
 from cato.core.snapshot import Invocation
 
 
@@ -43,7 +44,9 @@ class Leases:
         """
         now_s = time.monotonic()
         prefix = self._prefixes.whole(invocation.session, shared_blocks, invocation.prefix)
-        mine = replace(invocation.on_clock(now_s), prefix=prefix)
+        mine = invocation.on_clock(now_s)
+        if shared_blocks:
+            mine = changed(mine, prefix=prefix)
         asked = _Asked(asyncio.get_running_loop().create_future(), mine.attempt)
         earlier, self._asked[mine.id] = self._asked.get(mine.id), asked
         if earlier is not None:  # its ingress ended, not detected yet

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from typing import assert_never
 
 from cato.control.leases import Leases
@@ -24,6 +23,7 @@ from cato.core.events import (
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.profile import Profile
+from cato.core.record import changed
 from cato.core.shards import ShardLoad, load_now
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
@@ -97,7 +97,7 @@ class ReplicaRouter:
                 self.lose(replica, reason)
             case _:
                 self._ensure_ticking()
-                self._handle(replace(told, now_s=_now_s()))
+                self._handle(changed(told, now_s=_now_s()))
 
     def lose(self, replica: ReplicaId, reason: str) -> None:
         """End the replica's leases; if it is alive, its next report brings it back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Protocol
 
 from cato.control.links import take
@@ -45,6 +46,7 @@ class RouterLinks(Passive):
         self._shards = 1
         self._followers: set[Connection] = set()
         self._told = NO_LOAD
+        self._offers = 0
         self._teller: asyncio.TimerHandle | None = None
 
     async def door(self) -> Door:
@@ -69,6 +71,7 @@ class RouterLinks(Passive):
 
     async def answer(self, peer: Connection, asked: object) -> Leased:
         assert isinstance(asked, Offer)
+        self._offers += 1
         dispatch = await self._router.offer(asked.invocation, asked.shared_blocks)
         return Leased(dispatch, self._addresses.get(dispatch.replica_id))
 
@@ -83,7 +86,7 @@ class RouterLinks(Passive):
                 self._followers.discard(peer)
             case Follow():
                 self._followers.add(peer)
-                peer.note(self._router.load())
+                peer.note(self._load())
                 if self._teller is None:
                     self._tell_load()
             case _:
@@ -96,12 +99,15 @@ class RouterLinks(Passive):
             del self._replicas[replica], self._addresses[replica]
             self._router.lose(replica, "its link ended")
 
+    def _load(self) -> ShardLoad:
+        return replace(self._router.load(), offered=self._offers)
+
     def _tell_load(self) -> None:
         """Send the load to all followers when it has changed; runs while there are followers."""
         self._teller = None
         if not self._followers:
             return
-        load = self._router.load()
+        load = self._load()
         if load != self._told:
             self._told = load
             for peer in self._followers:

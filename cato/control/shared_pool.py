@@ -45,6 +45,7 @@ from cato.core.pool.placement_events import (
     Served,
 )
 from cato.core.profile import Profile
+from cato.core.record import changed
 from cato.core.residency import Resident
 from cato.core.shards import NO_LOAD, ShardLoad
 from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator
@@ -310,7 +311,7 @@ class SharedPool:
             case _:
                 names = self._lines_of(told.invocation_id)
         for name in names:
-            self.handle(OfLine(name, replace(told, now_s=_now_s())))
+            self.handle(OfLine(name, changed(told, now_s=_now_s())))
 
     def _lines_of(self, id: InvocationId) -> list[ModelName]:
         """The queue that knows the call. A call that ran before this state was created is in no

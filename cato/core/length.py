@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import exp
+from operator import le
 from statistics import NormalDist
 
 # An output longer than every believed length is expected to continue for this share of itself.
@@ -35,7 +36,7 @@ class LengthBelief:
 
     def __post_init__(self) -> None:
         assert self.points, "a belief needs at least one length"
-        assert all(a <= b for a, b in zip(self.points, self.points[1:], strict=False)), "unsorted"
+        assert all(map(le, self.points, self.points[1:])), "unsorted"
         sums = tuple(accumulate(reversed(self.points), initial=0.0))[::-1]
         object.__setattr__(self, "_sum_from", sums)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import assert_never
@@ -39,6 +39,7 @@ from cato.core.pool.replicas import Clock, Lease, Replica, Replicas
 from cato.core.pool.sessions import Homes
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
+from cato.core.record import changed
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, Running
 
 # If a replica still does not report a lease this long after its dispatch, the lease never reached
@@ -282,7 +283,7 @@ class PoolOrchestrator:
             place_s = min(place_s, latest.arrived_at_s)
         self._buffers.move_to_end(invocation.buffer)
         latest.ids.add(invocation.id)
-        invocation = replace(invocation, arrived_at_s=place_s)
+        invocation = changed(invocation, arrived_at_s=place_s)
         return (*commands, *self._take(invocation, now_s, freed))
 
     def _supersede(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar, dataclass_transform
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, TypeVar, cast, dataclass_transform
 
 T = TypeVar("T")
 
@@ -16,3 +18,21 @@ def record(cls: type[T]) -> type[T]:
     `Invocation`. Each call creates a dozen such values.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+def changed(value: T, **changes: object) -> T:
+    """`dataclasses.replace` for records on hot paths, several times as fast."""
+    cls = type(value)
+    found = _FIELDS.get(cls)
+    if found is None:
+        names = [field.name for field in fields(cast(Any, cls)) if field.init]
+        found = _FIELDS[cls] = attrgetter(*names), {name: n for n, name in enumerate(names)}
+    all_of, places = found
+    parts = list(all_of(value))
+    for name, part in changes.items():
+        parts[places[name]] = part
+    return cls(*parts)
+
+
+# By class: the values of its fields, and the place of each.
+_FIELDS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], dict[str, int]]] = {}

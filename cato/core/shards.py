@@ -6,7 +6,9 @@ from the loads that the shards report; the simulator uses the same choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from operator import attrgetter
 from zlib import crc32
 
 from cato.core.ids import PoolName
@@ -15,38 +17,46 @@ from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
 
-# Prompts of one tenant begin alike; the common part is short.
-TENANT_BLOCKS = 4
 # The unit of reported loads: a call of which nothing is known.
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 300, 64
-_DRAWS = 1 << 16
+# Differences between shards are evened out over this many reports, half a second: sooner, and
+# their noise sends bursts to and fro.
+HORIZON = 10
+# What a shard got above or below its share is made up for later, up to this many calls.
+MOST_CREDIT = 10.0
+_OTHER_DIGITS, _GOLDEN = 1 << 20, 0.618034
+_LEAST_S = 1e-9  # a profile may contain calls that take no time
 
 
 @record
 class ShardLoad:
     """A shard's report of its load, in seconds and counts.
 
-    `replicas` take work; they have `places` batch slots, of which `held` are taken. Its queue takes
-    the replicas `wait_s`. Another typical call adds `call_s` to that, and each call beside it on
-    its replica slows it by `crowd_s`.
+    `replicas` take work and hold `held` calls. Its queue takes them `wait_s`. Another typical call
+    adds `call_s` to that, and each call beside it on its replica slows it by `crowd_s`. `offered`
+    counts the offers since the shard's start.
     """
 
     replicas: int = 0
-    places: int = 0
     held: int = 0
     wait_s: float = 0.0
     call_s: float = 0.0
     crowd_s: float = 0.0
+    offered: int = 0
 
-    def lost_s(self, more: int) -> float:
-        """Delay of a typical call there due to others, after `more` calls since this report."""
-        replicas = max(1, self.replicas)
-        queued = max(0, more - max(0, self.places - self.held))
-        beside = min(self.places, self.held + more) / replicas
-        return self.wait_s + queued * self.call_s + beside * self.crowd_s
+    @property
+    def lost_s(self) -> float:
+        """Delay of a typical call there due to others."""
+        return self.wait_s + self.held / max(1, self.replicas) * self.crowd_s
+
+    @property
+    def more_s(self) -> float:
+        """By how much another call raises `lost_s`; positive."""
+        return max(self.call_s, self.crowd_s / max(1, self.replicas), _LEAST_S)
 
 
 NO_LOAD = ShardLoad()
+_LOST_S: Callable[[ShardLoad], float] = attrgetter("lost_s")
 
 
 def load_now(core: PoolOrchestrator) -> ShardLoad:
@@ -60,7 +70,6 @@ def load_now(core: PoolOrchestrator) -> ShardLoad:
     share_s = profile.decode_step_s(places, sum(typical)) * TYPICAL_OUTPUT / places
     return ShardLoad(
         len(replicas),
-        sum(r.max_running for r in replicas),
         sum(r.held for r in replicas),
         core.backlog_s / len(replicas),
         (profile.prefill_s(TYPICAL_PROMPT) + share_s) / len(replicas),
@@ -73,6 +82,11 @@ def shard_of(key: str, shards: Sequence[int]) -> int:
     return max(shards, key=lambda shard: (crc32(f"{shard}:{key}".encode()), shard))
 
 
+def draw_of(invocation: Invocation) -> float:
+    """A number in [0, 1), independent of the draw that the shard's policies use."""
+    return invocation.draw * _OTHER_DIGITS % 1.0
+
+
 def homes_of(deployment: str, rank: int, shards: int) -> list[int]:
     """The shards that a replica may belong to, its home first.
 
@@ -82,23 +96,52 @@ def homes_of(deployment: str, rank: int, shards: int) -> list[int]:
     return [(first + n) % shards for n in range(shards)]
 
 
+def shares_of(loads: Sequence[ShardLoad], calls: int) -> list[float]:
+    """The shares of the next `calls` calls that even out the delays of shards; they add up to 1.
+
+    All ingresses choose by the same reports. If each took the best shard, they would all crowd it
+    until the next report; with these shares together they fill the shards up to one level
+    (Dahlin, 2000, "Interpreting Stale Load Information").
+    """
+    order = sorted(loads, key=_LOST_S)
+    level_s, left, calls_per_s = order[0].lost_s, float(max(1, calls)), 0.0
+    for load, next_s in zip(order, [*map(_LOST_S, order[1:]), inf], strict=True):
+        calls_per_s += 1 / load.more_s
+        rise_s = min(left / calls_per_s, next_s - level_s)
+        level_s += rise_s
+        left -= rise_s * calls_per_s
+        if left <= 0:
+            break
+    taken = [max(0.0, level_s - load.lost_s) / load.more_s for load in loads]
+    total = sum(taken)
+    return [n / total for n in taken] if total > 0 else [1 / len(loads)] * len(loads)
+
+
 class ShardChoice:
-    """The shards of one pool as one ingress sees them. Deterministic: draws come from call ids."""
+    """The shards of one pool as one ingress sees them. Deterministic: calls bring their draws."""
 
     def __init__(self, shards: int) -> None:
         self._loads = [NO_LOAD] * shards
-        self._sent = [0] * shards  # calls since the shard last reported
+        self._coming = [0] * shards  # offers in the shard's last interval between reports
+        self._credit = [0.0] * shards  # calls that a shard is behind its share
+        self._sent = 0  # calls since the last report
+        self._shares: tuple[Sequence[int], list[float]] = ((), [])
+        self._lasts = 0  # the shares hold for this many calls
 
     def resize(self, shards: int) -> None:
         """The pool now has this number of shards."""
         more = max(0, shards - len(self._loads))
         self._loads = [*self._loads[:shards], *[NO_LOAD] * more]
-        self._sent = [*self._sent[:shards], *[0] * more]
+        self._coming = [*self._coming[:shards], *[0] * more]
+        self._credit = [0.0] * shards
+        self._lasts = 0
 
     def tell(self, shard: int, load: ShardLoad) -> None:
         """A report of the shard's load."""
         if shard < len(self._loads):
-            self._loads[shard], self._sent[shard] = load, 0
+            self._coming[shard] = max(0, load.offered - self._loads[shard].offered)
+            self._loads[shard] = load
+            self._sent = self._lasts = 0
 
     def is_stranded(self, shard: int) -> bool:
         """Whether calls queued there wait in vain, because other shards own all replicas."""
@@ -109,39 +152,33 @@ class ShardChoice:
     def choose(self, invocation: Invocation, shards: Sequence[int], profile: Profile) -> int:
         """The shard of a call among `shards`, the reachable ones.
 
-        A call with a home stays there while that loses less time than moving would cost. Any other
-        call goes to the better of two shards, drawn in proportion to their replicas.
+        Each call goes to the shard that is most behind its share (`shares_of`): smoother than
+        drawing. A call with a home goes there, unless it loses more time than moving costs.
         """
         having = [s for s in shards if self._loads[s].replicas] or list(shards)
         if len(having) == 1:
-            return self._send(having[0])
-        draw = crc32(invocation.id.encode())
+            return having[0]
         key, moving_s = _home_of(invocation, profile)
+        shard = self._next(having, draw_of(invocation))
         if key:
             home = shard_of(key, having)
-            other = self._drawn(draw % _DRAWS, [s for s in having if s != home])
-            stays = self._lost_s(home) <= self._lost_s(other) + moving_s
-            return self._send(home if stays else other)
-        one = self._drawn(draw % _DRAWS, having)
-        two = self._drawn(draw // _DRAWS, [s for s in having if s != one])
-        return self._send(one if self._lost_s(one) <= self._lost_s(two) else two)
-
-    def _send(self, shard: int) -> int:
-        self._sent[shard] += 1
+            if self._loads[home].lost_s <= self._loads[shard].lost_s + moving_s:
+                shard = home
+        self._sent += 1
+        self._credit[shard] = max(self._credit[shard] - 1.0, -MOST_CREDIT)
         return shard
 
-    def _drawn(self, draw: int, shards: Sequence[int]) -> int:
-        """Draw a shard by a number in [0, `_DRAWS`), in proportion to the shards' replicas."""
-        total = sum(self._loads[s].replicas for s in shards)
-        at = draw * (total or len(shards)) / _DRAWS
-        for shard in shards[:-1]:
-            at -= self._loads[shard].replicas if total else 1
-            if at < 0:
-                return shard
-        return shards[-1]
-
-    def _lost_s(self, shard: int) -> float:
-        return self._loads[shard].lost_s(self._sent[shard])
+    def _next(self, shards: Sequence[int], draw: float) -> int:
+        """The shard that is most behind its share of the calls; `draw` decides between equals."""
+        if self._sent >= self._lasts or self._shares[0] != shards:
+            # More calls than the ingresses expected together: reckon with twice as many.
+            calls = max(HORIZON * sum(self._coming[s] for s in shards), 2 * self._sent)
+            self._shares = shards, shares_of([self._loads[s] for s in shards], calls)
+            self._lasts = max(1, calls)
+        credit = self._credit
+        for shard, share in zip(shards, self._shares[1], strict=True):
+            credit[shard] = min(credit[shard] + share, MOST_CREDIT)
+        return max(shards, key=lambda s: (round(credit[s], 6), (draw + s * _GOLDEN) % 1.0))
 
 
 def _home_of(invocation: Invocation, profile: Profile) -> tuple[str, float]:
@@ -151,9 +188,6 @@ def _home_of(invocation: Invocation, profile: Profile) -> tuple[str, float]:
         return f"s{invocation.session}", profile.prefill_s(shared) if shared else 0.0
     if invocation.buffer:  # an older run of the buffer is not superseded, and keeps a slot
         return f"b{invocation.buffer}", profile.typical_call_s / profile.max_running
-    if invocation.tenant:
-        shared = min(invocation.prompt_tokens, TENANT_BLOCKS * PREFIX_BLOCK_TOKENS)
-        return f"t{invocation.tenant}", profile.prefill_s(shared)
     return "", 0.0
 
 

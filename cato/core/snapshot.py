@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol, TypeVar
 
@@ -11,7 +11,7 @@ from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, Replic
 from cato.core.length import LengthBelief
 from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
-from cato.core.record import record
+from cato.core.record import changed, record
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Invocation:
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
         """The rest of the call once this attempt's `tokens` are part of the prompt."""
-        return replace(
+        return changed(
             self,
             attempt=attempt,
             prompt_tokens=self.prompt_tokens + tokens,
@@ -100,7 +100,7 @@ class Invocation:
 
     def on_clock(self, now_s: float) -> Invocation:
         """With times of a clock that shows `now_s`, where they were relative to now."""
-        return replace(
+        return changed(
             self,
             arrived_at_s=now_s + self.arrived_at_s,
             deadline_s=now_s + self.deadline_s,

@@ -16,6 +16,7 @@ from cato.core.events import InvocationWithdrawn
 from cato.core.ids import InvocationId, PoolName
 from cato.core.pool.prefixes import difference
 from cato.core.profile import UNMEASURED, Profile
+from cato.core.record import changed
 from cato.core.shards import ShardChoice, ShardLoad
 from cato.core.snapshot import Invocation
 from cato.wire.link.connection import Connection, Handler, Passive
@@ -128,7 +129,9 @@ class LeaseLink:
                 await self._connected()
                 continue
             assert shard.link is not None
-            mine = replace(invocation.on_clock(began_s - now_s), was_taken=was_taken)
+            mine = invocation.on_clock(began_s - now_s)
+            if was_taken:
+                mine = changed(mine, was_taken=True)
             try:
                 if len(self._shards) == 1:
                     return await _offered(shard.link, mine, model)

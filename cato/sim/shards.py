@@ -6,13 +6,15 @@ every `LOAD_EVERY_S`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Protocol
 from zlib import crc32
 
 from cato.core.ids import PoolName
-from cato.core.shards import ShardChoice, load_now
+from cato.core.profile import Profile
+from cato.core.shards import ShardChoice, ShardLoad, load_now
 from cato.core.snapshot import Invocation
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import Outcome, SimTask
@@ -20,23 +22,33 @@ from cato.sim.tasks import Outcome, SimTask
 # Same value as in `cato.control.router_links`.
 LOAD_EVERY_S = 0.05
 
-Choose = Callable[[Invocation, int], int]
-"""The shard of a call, given the number of shards; for comparison with `ShardChoice`."""
+
+class Choice(Protocol):
+    """An ingress' choice of the shard of each call; see `ShardChoice`."""
+
+    def tell(self, shard: int, load: ShardLoad) -> None: ...
+
+    def choose(self, invocation: Invocation, shards: Sequence[int], profile: Profile) -> int: ...
 
 
 class ShardedFleet(Fleet):
     """One pool whose replicas are divided among `shards` routers; tasks arrive at `ingresses`."""
 
     def __init__(
-        self, setup: PoolSetup, shards: int, ingresses: int, choose: Choose | None = None
+        self,
+        setup: PoolSetup,
+        shards: int,
+        ingresses: int,
+        choice: Callable[[int], Choice] = ShardChoice,
     ) -> None:
+        """`choice` makes the choice of an ingress, given the number of shards."""
         parts = [
             replace(setup, name=_part(setup, n), profiles=setup.profiles[n::shards])
             for n in range(shards)
         ]
         super().__init__(parts)
-        self._setup, self._choose = setup, choose
-        self._choices = [ShardChoice(shards) for _ in range(ingresses)]
+        self._setup = setup
+        self._choices = [choice(shards) for _ in range(ingresses)]
         self._told_at_s = -inf
         self.sent = [0] * shards
 
@@ -46,19 +58,15 @@ class ShardedFleet(Fleet):
             self._told_at_s = self.kernel.now_s
             self._tell_loads()
         invocation = task.invocation(0, self.kernel.now_s, 0.0)
-        shards = len(self.sent)
-        if self._choose is not None:
-            shard = self._choose(invocation, shards)
-        else:
-            choice = self._choices[crc32(task.id.encode()) % len(self._choices)]
-            shard = choice.choose(invocation, range(shards), self._setup.profiles[0])
+        choice = self._choices[crc32(task.id.encode()) % len(self._choices)]
+        shard = choice.choose(invocation, range(len(self.sent)), self._setup.profiles[0])
         self.sent[shard] += 1
         pool = _part(self._setup, shard)
         return super().begin(replace(task, nodes=tuple(replace(n, pool=pool) for n in task.nodes)))
 
     def _tell_loads(self) -> None:
         for number, pool in enumerate(self.pools.values()):
-            load = load_now(pool.orchestrator)
+            load = replace(load_now(pool.orchestrator), offered=self.sent[number])
             for choice in self._choices:
                 choice.tell(number, load)
 

@@ -19,10 +19,13 @@ PING_EVENT = b'event: ping\ndata: {"type": "ping"}\n\n'
 """Anthropic's keep-alive."""
 
 
+# `json.dumps` makes an encoder for every call.
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def to_json(value: object) -> bytes:
     """Compact JSON; a lone surrogate becomes '?'."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return _COMPACT.encode(value).encode("utf-8", "replace")
 
 
 def event_bytes(event: Event) -> bytes:

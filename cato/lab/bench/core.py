@@ -353,6 +353,15 @@ def dag_match(n: int = 500, history: int = 500, seed: int = 0) -> tuple[Timing, 
     return timing, _time_target("DAG match of a pair, median [µs]", DAG_GOAL_US, pairs)
 
 
+def router_over_links() -> Timing:
+    """CPU time per call of one router process, messages included; the slowest round as 99 %."""
+    from cato.lab.bench import router_alone  # imports Ray, but does not start it
+
+    found = router_alone.measured()
+    at_once = f"{router_alone.OUTSTANDING} calls at once, {found.calls_per_s:,.0f} calls/s here"
+    return _timed("router process", at_once, found.cpu_ns, router_alone.CPU_GOAL_US)
+
+
 def _each(calls: Sequence[Callable[[], object]]) -> Iterator[int]:
     for call in calls:
         started = thread_time_ns()
@@ -389,7 +398,7 @@ def measure(
     too short trace.
     """
     cells = [(s, r, b) for s in names for b in batches for r in replicas]
-    total = len(cells) + 5 + len(names) * len(WORKLOADS) + (trace is not None)
+    total = len(cells) + 6 + len(names) * len(WORKLOADS) + (trace is not None)
     done = itertools.count()
 
     def begin(what: str) -> None:
@@ -419,6 +428,8 @@ def measure(
     ):
         setting = f"{what} of {door.PROMPT_TOKENS:,} tokens"
         timings.append(_timed("prompt at the ingress", setting, ns, goal_us))
+    begin("a router over its links")
+    timings.append(router_over_links())
     if trace is not None:
         targets += (of_pair,)
     speeds = []

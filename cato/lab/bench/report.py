@@ -28,6 +28,8 @@ from cato.lab.bench.stats import Difference, Rounds, paired_difference, summary
 # The goal: a call costs at most this much more than on plain Serve.
 GOAL_MS = 1.5
 METRICS = ("ttft", "e2e")
+# Processes that take less per call are not shown.
+LEAST_CPU_MS = 0.01
 LABELS = {
     ENGINE: "engine",
     PLAIN: "plain Serve",
@@ -150,7 +152,8 @@ def tables(report: dict[str, Any]) -> Group:
     )
     shown: list[Any] = [head]
     for result in report["results"]:
-        shown += [_arms(result), _differences(result), _verdict(result), _parts(result)]
+        shown += [_arms(result), _differences(result), _verdict(result)]
+        shown += [_processes(result), _parts(result)]
     return Group(*shown)
 
 
@@ -170,6 +173,20 @@ def _arms(result: dict[str, Any]) -> Table:
         used = result["cpu_ms_per_call"][arm]
         cells.append(f"{sum(v for name, v in used.items() if name != 'client'):.2f}")
         table.add_row(LABELS[arm], *cells, style="dim" if arm == HTTP_ONLY else "")
+    return table
+
+
+def _processes(result: dict[str, Any]) -> Table:
+    """CPU time of a call by process; those of the same name together, the largest first."""
+    table = Table(title="CPU of a call by process; ms")
+    table.add_column("")
+    for arm in ARMS:
+        table.add_column(LABELS[arm], justify="right")
+    used = [result["cpu_ms_per_call"][arm] for arm in ARMS]
+    most = {name: max(arm.get(name, 0.0) for arm in used) for arm in used for name in arm}
+    for name in sorted(most, key=lambda name: -most[name]):
+        if most[name] >= LEAST_CPU_MS:
+            table.add_row(Text(name), *(f"{arm.get(name, 0.0):.2f}" for arm in used))
     return table
 
 

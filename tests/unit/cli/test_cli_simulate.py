@@ -18,7 +18,7 @@ from cato.cli.simulation import tables
 from cato.core.commands import Dispatch
 from cato.core.errors import UnknownNameError
 from cato.lab import experiments
-from cato.lab.bench import core
+from cato.lab.bench import core, router_alone
 from cato.lab.bench.core import (
     ENDED,
     OFFERED_FULL,
@@ -352,6 +352,8 @@ def test_with_a_trace_every_target_of_the_estimators_is_judged(
 ) -> None:
     for name, few in (("TRACE_SEEDS", (0,)), ("MAPPINGS", ()), ("WORKLOADS", {})):
         monkeypatch.setattr(core, name, few)
+    for name, few in (("CALLS", 50), ("WARM_UP", 1)):
+        monkeypatch.setattr(router_alone, name, few)
     out = tmp_path / "core.json"
     result = cato(
         "bench", "core", "--replicas", 2, "--queued", 5, "--events", 10, "--json", out,
@@ -370,6 +372,10 @@ def test_with_a_trace_every_target_of_the_estimators_is_judged(
         assert t["met"] is holds
         assert t["stderr"] >= 0
     assert "DAG match of a pair" in words(result)
+    timings = json.loads(out.read_text(encoding="utf-8"))["timings"]
+    (router,) = (t for t in timings if t["what"] == "router process")
+    assert (router["n"], router["goal_us"]) == (5, 200.0)
+    assert "64 calls at once" in router["setting"]
 
 
 def length_bounds_of(trace: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from cato.core.brownout import BrownoutStep, browned
 from cato.core.errors import UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.length import LengthBelief
-from cato.core.orchestrator import MAX_HEAD_START_S
+from cato.core.pool.buffers import MAX_HEAD_START_S
 from cato.core.receipt import SUPERSEDED, Drawn, NodeReceipt, SlaReceipt, TrafficArm
 from cato.core.retries import RetryBudget
 from cato.core.reuse import ReuseLimits

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from cato.control.fitting import needs_forest, refitted_apart
 from cato.core.administration import AuditEntry, Change
+from cato.core.budgets import NodeEstimate
 from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook, RolloutOrder, action_of
-from cato.core.runs import NodeEstimate
 from cato.core.tenancy import (
     LAST_DAY,
     Access,

@@ -13,6 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 from cato.control import actors, ray_private
 from cato.control.profiler import Finished
 from cato.core.administration import AuditEntry, Change
+from cato.core.budgets import NodeEstimate
 from cato.core.errors import (
     CatoError,
 )
@@ -21,7 +22,6 @@ from cato.core.length import LengthBelief
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutOrder
-from cato.core.runs import NodeEstimate
 from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from cato.core.administration import AuditEntry, Change
 from cato.core.brownout import BrownoutStep, browned
+from cato.core.budgets import NodeEstimate, expected_runs
 from cato.core.errors import UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.length import LengthBelief
@@ -24,7 +25,7 @@ from cato.core.retries import RetryBudget
 from cato.core.reuse import ReuseLimits
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutOrder
-from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
+from cato.core.runs import FinishRun, Run
 from cato.core.session import Prompt, Turn, TurnKind
 from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric
@@ -518,7 +519,7 @@ class TaskService:
             known[node.id] = NodeEstimate(
                 mean_s=profile.service_s(PRIOR_PROMPT_TOKENS, settings.expected_tokens),
                 first_token_s=profile.first_token_s(PRIOR_PROMPT_TOKENS),
-                runs=1.0 if node.when is None else CONDITIONAL_RUNS,
+                runs=expected_runs(node),
             )
         return known
 

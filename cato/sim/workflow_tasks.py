@@ -11,10 +11,11 @@ from math import inf
 
 import numpy as np
 
+from cato.core.budgets import NodeEstimate
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import NodeReceipt, SlaReceipt
-from cato.core.runs import FinishRun, NodeEstimate
+from cato.core.runs import FinishRun
 from cato.core.slo import Slo
 from cato.core.workflow import (
     AnalyzeSettings,

@@ -17,9 +17,8 @@ from prometheus_client.registry import Collector
 from cato.core.estimates import PoolErrors, predictions
 from cato.core.ids import PoolName
 from cato.core.orchestrator import PoolPicture
-from cato.core.receipt import SUPERSEDED, LlmFacts, NodeReceipt, SlaReceipt
+from cato.core.receipt import SUPERSEDED, LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
 from cato.core.residency import Resident
-from cato.core.runs import NodeStatus
 from cato.core.slo import tpot_s
 from cato.core.slots import SharedPoolPicture, SlotState
 from cato.estimators.output_lengths import CUT, ENDED

@@ -52,9 +52,10 @@ from cato.serve.replica import Replica, Report
 from cato.store.errors import StoreUnavailableError
 from cato.store.store import MetadataStore
 from cato.telemetry.decisions import DecisionBook
-from cato.telemetry.metrics import RunMetrics, render_fleet
+from cato.telemetry.metrics import render_fleet
 from cato.telemetry.overview import FleetState, Overview, overview
 from cato.telemetry.recent import RecentRuns
+from cato.telemetry.run_metrics import RunMetrics
 
 # Only the newest are kept: drills run for hours.
 MAX_RECEIPTS = 1_000

@@ -50,23 +50,16 @@ _SHAPE = '{"input_file_id": str, "endpoint": str, "completion_window": "24h", "m
 
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["openai"])
+    _add_files(router, ingress)
+    _add_batches(router, ingress)
+    return router
 
-    def room() -> BatchRoom:
-        if ingress.batches is None:
-            raise AccessError(
-                404, "batches_off",
-                "Files and batches are off in this deployment; an operator can set `batches` in "
-                "the ingress args.",
-            )  # fmt: skip
-        return ingress.batches
 
-    def folder_of(request: Request) -> TenantFolder:
-        return TenantFolder.of(room().root, caller_of(request).tenant)
-
+def _add_files(router: APIRouter, ingress: Ingress) -> None:
     @router.post("/v1/files", **document.UPLOAD)
     async def upload(request: Request) -> Response:
         """Upload a file of requests (`purpose` must be `batch`)."""
-        folder, most = folder_of(request), room().limits
+        folder, most = _folder(ingress, request), _room(ingress).limits
         declared = request.headers.get("content-length", "")
         if not declared.isdecimal():
             raise InputError("an upload must have the header Content-Length")
@@ -90,40 +83,46 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.get("/v1/files", responses=document.FILES)
     async def files(request: Request) -> Response:
         """The tenant's files, batch results included, newest first."""
-        found = await asyncio.to_thread(folder_of(request).files)
+        found = await asyncio.to_thread(_folder(ingress, request).files)
         return _list([_file(f) for f in found])
 
     @router.get("/v1/files/{file_id}", responses=document.FILE)
     async def file(request: Request, file_id: str) -> Response:
         """One file."""
-        return JsonAnswer(_file(await found_file(request, file_id)))
+        return JsonAnswer(_file(await _found_file(ingress, request, file_id)))
 
     @router.get("/v1/files/{file_id}/content", responses=document.CONTENT)
     async def content(request: Request, file_id: str) -> Response:
         """The lines of a file."""
-        found = await found_file(request, file_id)
-        return FileResponse(folder_of(request).content(found.id), media_type="application/jsonl")
+        found = await _found_file(ingress, request, file_id)
+        return FileResponse(
+            _folder(ingress, request).content(found.id), media_type="application/jsonl"
+        )
 
     @router.delete("/v1/files/{file_id}", responses=document.DELETED)
     async def delete(request: Request, file_id: str) -> Response:
         """Delete a file. A batch that still needs it must be cancelled first."""
-        found, folder = await found_file(request, file_id), folder_of(request)
+        found, folder = await _found_file(ingress, request, file_id), _folder(ingress, request)
         batches = [folder.batch(id) for id in folder.open_ids()]
         if any(b is not None and b.input_file_id == found.id for b in batches):
             raise InputError("a running batch needs this file; cancel the batch first", "file_id")
         await asyncio.to_thread(folder.delete_file, found.id)
         return JsonAnswer({"id": found.id, "object": "file", "deleted": True})
 
+
+def _add_batches(router: APIRouter, ingress: Ingress) -> None:
     @router.post("/v1/batches", **document.START_BATCH)
     async def create(request: Request) -> Response:
         """Run the requests of a file when there is spare capacity."""
-        folder, most = folder_of(request), room().limits
+        folder, most = _folder(ingress, request), _room(ingress).limits
         body = await read_object(request, MAX_BODY_BYTES)
         known_keys(body, _FIELDS, _SHAPE)
         endpoint, window_h = body.get("endpoint"), _window_h(body.get("completion_window"))
         if endpoint not in ENDPOINTS:
             raise InputError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
-        source = await found_file(request, str(body.get("input_file_id")), "input_file_id")
+        source = await _found_file(
+            ingress, request, str(body.get("input_file_id")), "input_file_id"
+        )
         metadata = _metadata(sub_object(body, "metadata"))
         if len(folder.open_ids()) >= most.open_batches:
             raise InputError(
@@ -147,39 +146,55 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.get("/v1/batches", responses=document.BATCHES)
     async def batches(request: Request) -> Response:
         """The tenant's batches, newest first."""
-        folder = folder_of(request)
+        folder = _folder(ingress, request)
         found = await asyncio.to_thread(folder.batches)
         return _list([_batch(folder, b) for b in found])
 
     @router.get("/v1/batches/{batch_id}", responses=document.BATCH)
     async def batch(request: Request, batch_id: str) -> Response:
         """One batch and its progress."""
-        folder = folder_of(request)
-        return JsonAnswer(_batch(folder, await found_batch(folder, batch_id)))
+        folder = _folder(ingress, request)
+        return JsonAnswer(_batch(folder, await _found_batch(folder, batch_id)))
 
     @router.post("/v1/batches/{batch_id}/cancel", responses=document.BATCH)
     async def cancel(request: Request, batch_id: str) -> Response:
         """Cancel a batch; finished results are kept."""
-        folder = folder_of(request)
-        found = await found_batch(folder, batch_id)
+        folder = _folder(ingress, request)
+        found = await _found_batch(folder, batch_id)
         if not found.is_over:
             folder.cancel(found.id)
         return JsonAnswer(_batch(folder, found))
 
-    async def found_file(request: Request, id: str, param: str = "file_id") -> FileFacts:
-        found = await asyncio.to_thread(folder_of(request).file, id)
-        if found is None:
-            told = f"No file has this {param}; see GET /v1/files."
-            raise AccessError(404, "file_not_found", told)
-        return found
 
-    async def found_batch(folder: TenantFolder, id: str) -> Batch:
-        found = await asyncio.to_thread(folder.batch, id)
-        if found is None:
-            raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
-        return found
+def _room(ingress: Ingress) -> BatchRoom:
+    if ingress.batches is None:
+        raise AccessError(
+            404, "batches_off",
+            "Files and batches are off in this deployment; an operator can set `batches` in "
+            "the ingress args.",
+        )  # fmt: skip
+    return ingress.batches
 
-    return router
+
+def _folder(ingress: Ingress, request: Request) -> TenantFolder:
+    return TenantFolder.of(_room(ingress).root, caller_of(request).tenant)
+
+
+async def _found_file(
+    ingress: Ingress, request: Request, id: str, param: str = "file_id"
+) -> FileFacts:
+    found = await asyncio.to_thread(_folder(ingress, request).file, id)
+    if found is None:
+        told = f"No file has this {param}; see GET /v1/files."
+        raise AccessError(404, "file_not_found", told)
+    return found
+
+
+async def _found_batch(folder: TenantFolder, id: str) -> Batch:
+    found = await asyncio.to_thread(folder.batch, id)
+    if found is None:
+        raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
+    return found
 
 
 def _list(data: list[dict[str, object]]) -> Response:

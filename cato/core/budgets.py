@@ -47,10 +47,7 @@ def longest_after(
 
 
 def split_slack(
-    order: Sequence[K],
-    needs: Mapping[K, Sequence[K]],
-    weight_s: Mapping[K, float],
-    total_s: float,
+    order: Sequence[K], needs: Mapping[K, Sequence[K]], weight_s: Mapping[K, float], total_s: float
 ) -> dict[K, float]:
     """Budget of each node, in seconds, out of `total_s`.
 

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from cato.core.ids import NodeId, RunId, TaskName
-from cato.core.receipt import (
-    DEADLINE_EXCEEDED,
-    LlmFacts,
-    NodeReceipt,
-    NodeStatus,
-    SlaReceipt,
-)
+from cato.core.receipt import DEADLINE_EXCEEDED, LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
 from cato.core.session import Turn
 from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric, tpot_s
@@ -139,11 +133,9 @@ class RunRecord:
             x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == answer
         )
         pace_s = tpot_s(ttft_s, e2e_s, tokens) if ttft_s is not None else None
-        achieved_s = {
-            SloMetric.TTFT: ttft_s,
-            SloMetric.TPOT: pace_s,
-            SloMetric.E2E: e2e_s,
-        }[self.slo.metric]
+        achieved_s = {SloMetric.TTFT: ttft_s, SloMetric.TPOT: pace_s, SloMetric.E2E: e2e_s}[
+            self.slo.metric
+        ]
         if status != "done":
             achieved_s = None
         path = _longest_chain(nodes, with_cancelled=status in ("cancelled", DEADLINE_EXCEEDED))

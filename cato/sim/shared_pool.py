@@ -59,11 +59,7 @@ class SharedPool:
     def _add_line(self, added: ModelAdded) -> None:
         facts, profile = added.served.facts, added.served.profile
         setup = PoolSetup(
-            added.line,
-            (profile,),
-            added.policies,
-            facts.max_running,
-            self.setup.chunk_tokens,
+            added.line, (profile,), added.policies, facts.max_running, self.setup.chunk_tokens
         )
         line = self.lines[facts.name] = _Line(self._fleet, setup, self, facts.name)
         line.orchestrator = self.orchestrator.lines[facts.name]

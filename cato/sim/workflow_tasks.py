@@ -184,12 +184,7 @@ def local_result(node: Node, work: LocalWork, is_ok: bool) -> Mapping[str, objec
     match node.settings:
         case ValidateSettings():
             error = {"line": 1, "column": 1, "message": "invalid syntax"}
-            return {
-                "ok": is_ok,
-                "errors": [] if is_ok else [error],
-                "code": TEXT,
-                "checked": True,
-            }
+            return {"ok": is_ok, "errors": [] if is_ok else [error], "code": TEXT, "checked": True}
         case AnalyzeSettings():
             return {
                 "ok": True,

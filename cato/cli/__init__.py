@@ -62,10 +62,7 @@ class _LazyVerbs(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_LazyVerbs,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    cls=_LazyVerbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
 

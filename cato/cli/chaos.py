@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cato.cli.bench import set_environment
+from cato.cli.measuring import set_environment
 from cato.config.paths import resolve
 from cato.core.errors import CatoError, InputError
 from cato.lab.chaos.drill import Drill
@@ -33,8 +33,7 @@ def chaos(
         str, typer.Option(help="The drill: faults and rates; see deployments/drills.")
     ] = (DEFAULT_PLAN),
     ray: Annotated[
-        bool,
-        typer.Option("--ray", help="Start a Ray cluster and kill real processes and actors."),
+        bool, typer.Option("--ray", help="Start a Ray cluster and kill real processes and actors.")
     ] = False,
     growth: Annotated[
         float | None,

@@ -11,9 +11,7 @@ from cato.config.lines import with_lines
 from cato.serve.preflight import problems_of_names
 
 
-def check(
-    file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE,
-) -> None:
+def check(file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE) -> None:
     """Check the file and its workflows, profiles, models, indexes and store; print every problem
     with its line. Exit code 2 if there is any."""
     deploy = checked(file)

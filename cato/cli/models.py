@@ -70,8 +70,7 @@ def add(
     name: Name,
     source: Annotated[str, typer.Option(help="A folder, `demo` or a Hugging Face id.")],
     base: Annotated[
-        str | None,
-        typer.Option(help="Add a LoRA adapter of this model, served by its replicas."),
+        str | None, typer.Option(help="Add a LoRA adapter of this model, served by its replicas.")
     ] = None,
     pool: Pool = None,
     family: Annotated[
@@ -298,10 +297,7 @@ def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -
 
 
 def _stage_beside(
-    spec: SharedPoolSpec,
-    hosted: HostedModel,
-    profile: Profile | None,
-    say: Callable[[str], None],
+    spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None, say: Callable[[str], None]
 ) -> Staged:
     """Measure in a temporary actor; raise `CapacityError` when its resources were taken
     meanwhile."""

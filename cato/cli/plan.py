@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from cato.sim.scenario import Scenario
 
 
+Attainment = Annotated[
+    str,
+    typer.Option("--target", "--attainment", help="Share of the tasks that must meet their SLOs."),
+]
+
+
 def plan(
     scenario: Annotated[
         Path | None, typer.Argument(help="A scenario file.", show_default=False)
@@ -51,12 +57,7 @@ def plan(
     speed: Annotated[
         float, typer.Option(min=0.001, help="With --traffic: replay it this many times as fast.")
     ] = 1.0,
-    attainment: Annotated[
-        str,
-        typer.Option(
-            "--target", "--attainment", help="Share of the tasks that must meet their SLOs."
-        ),
-    ] = "95%",
+    attainment: Attainment = "95%",
     scheduler: Annotated[
         str | None, typer.Option(help="The scheduler to plan for.", show_default="the scenario's")
     ] = None,
@@ -79,8 +80,7 @@ def plan(
     seeds. A scenario is also planned for ray-serve, plain Ray Serve's routing. Exit code 1 when no
     number within the bounds is enough.
     """
-    from cato.sim import plan as planning
-    from cato.sim.scenario import BASELINE, SCHEDULERS
+    from cato.sim.scenario import SCHEDULERS
     from cato.sim.scenario_file import example_text, load_scenario
 
     if example:
@@ -103,10 +103,20 @@ def plan(
             traffic, profile or [], goal, speed, scheduler, max_replicas, seeds, json_file, plot
         )
         return
-    assert scenario is not None, "one of the two was given"
-    console = Console()
+    assert scenario is not None, "one of the three was given"
     try:
         asked = _with_options(load_scenario(scenario), scheduler, max_replicas, seeds)
+    except (CatoError, OSError) as error:
+        fail(str(error))
+    _plan_scenario(asked, goal, json_file, plot)
+
+
+def _plan_scenario(asked: Scenario, goal: float, json_file: Path | None, plot: Path | None) -> None:
+    from cato.sim import plan as planning
+    from cato.sim.scenario import BASELINE
+
+    console = Console()
+    try:
         pools = planning.pools_of(asked)
         with Console(stderr=True).status("") as status:
 

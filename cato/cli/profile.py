@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from cato.control.nvidia import Card
     from cato.core.profile import Profile
     from cato.measure.check import EngineSteps
-    from cato.measure.sweep import AdapterStep, Plan, SweepResult
+    from cato.measure.evaluation import Measured, SweepResult
+    from cato.measure.points import Plan, Target
+    from cato.measure.sweep import AdapterStep
 
 # Makes this process call replicas as the ingress does in production: gRPC, one event loop.
 TRANSPORT_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
@@ -75,7 +77,7 @@ def profile(
     """
     os.environ.setdefault(TRANSPORT_VARIABLE, "1")
     connect(address)
-    from cato.measure.sweep import FULL, QUICK
+    from cato.measure.points import FULL, QUICK
 
     plan = QUICK if quick else FULL
     command = f"cato profile {deployment} --seed {seed}{' --quick' if quick else ''}"
@@ -165,27 +167,16 @@ async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, se
 
 
 async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
-    from cato.control import actors, nvidia
+    from cato.control import actors
     from cato.control.measured_replica import ReplicaCaller, engine_steps, whole
-    from cato.engines.vllm.threads import family
-    from cato.measure.sweep import Sweep, Target, evaluate
+    from cato.measure.evaluation import evaluate
+    from cato.measure.sweep import Sweep
 
     found = await _find(deployment)
     caller = ReplicaCaller(deployment, found.replica)
     load = await caller.load()
-    spec, steps = found.spec, await engine_steps(caller, found)
-    target = Target(
-        model=found.pool.model.name,
-        accelerator=spec.accelerator_type or spec.accelerator,
-        engine=spec.engine.kind,
-        context_tokens=found.context_tokens,
-        max_running=found.max_running,
-        kv_capacity_tokens=whole(load.get("kv_capacity_tokens")),
-        load_s=found.load_s,
-        step_tokens=steps.step_tokens,
-        prompt_cap_tokens=steps.prompt_cap_tokens,
-        block_tokens=steps.block_tokens,
-    )
+    steps = await engine_steps(caller, found)
+    target = _target(found, steps, whole(load.get("kv_capacity_tokens")))
     path = out / f"{profile_name(target.model, target.accelerator)}.yaml"
     console.print(
         f"Measuring replica {found.replica} of {deployment}: {target.model} on "
@@ -206,25 +197,8 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         measured = await sweep.run(_texts(), progress)
         costs = await _adapters(caller, found)
     result = evaluate(target, measured)
-    notes = [f"{measured.rounds} rounds; times at the caller, with one hop of Serve"]
-    if measured.disturbed:
-        notes.append(f"other work on the replica at {measured.disturbed} of {measured.points}")
-    if not target.kv_capacity_tokens:
-        notes.append("KV capacity unknown, taken as max_running x context")
-    cards = nvidia.cards() if spec.accelerator == "gpu" else ()
-    if cards:
-        notes.append(_on_cards(cards, family(whole(load["pid"])), spec.cards))
-    is_simulated = target.engine == "simulated"
-    provenance = Provenance(
-        command=command,
-        date=datetime.date.today().isoformat(),
-        machine=machine(),
-        samples=result.samples,
-        prefill_r2=round(result.prefill_r2, 4),
-        decode_r2=round(result.decode_r2, 4),
-        simulated=is_simulated,
-        note="; ".join(notes),
-    )
+    cards = _cards(found, whole(load["pid"]))
+    provenance = _provenance(command, target, measured, result, cards)
     backup = keep_backup(path)
     save_profile(path, result.profile, provenance)
     kept_not = await actors.get(actors.PROFILER).keep_profile.remote(
@@ -233,10 +207,64 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     if kept_not:
         console.print(f"Not saved to the metadata store: {kept_not}", style="yellow", markup=False)
     _report(result)
-    for cost in costs:
-        console.print(_adapter_line(cost), highlight=False)
+    for line in (*(_adapter_line(cost) for cost in costs), cards):
+        if line:
+            console.print(line, highlight=False)
+    _tell_problems(measured)
+    await _check(caller, result.profile, steps, seed)
+    _tell_file(path, backup, found.spec.profile)
+
+
+def _target(found: Found, steps: EngineSteps, kv_capacity_tokens: int) -> Target:
+    from cato.measure.points import Target
+
+    spec = found.spec
+    return Target(
+        model=found.pool.model.name,
+        accelerator=spec.accelerator_type or spec.accelerator,
+        engine=spec.engine.kind,
+        context_tokens=found.context_tokens,
+        max_running=found.max_running,
+        kv_capacity_tokens=kv_capacity_tokens,
+        load_s=found.load_s,
+        step_tokens=steps.step_tokens,
+        prompt_cap_tokens=steps.prompt_cap_tokens,
+        block_tokens=steps.block_tokens,
+    )
+
+
+def _cards(found: Found, pid: int) -> str:
+    """The GPUs of the engine process `pid`, for the provenance; empty without any."""
+    from cato.control import nvidia
+    from cato.engines.vllm.threads import family
+
+    cards = nvidia.cards() if found.spec.accelerator == "gpu" else ()
+    return _on_cards(cards, family(pid), found.spec.cards) if cards else ""
+
+
+def _provenance(
+    command: str, target: Target, measured: Measured, result: SweepResult, cards: str
+) -> Provenance:
+    notes = [f"{measured.rounds} rounds; times at the caller, with one hop of Serve"]
+    if measured.disturbed:
+        notes.append(f"other work on the replica at {measured.disturbed} of {measured.points}")
+    if not target.kv_capacity_tokens:
+        notes.append("KV capacity unknown, taken as max_running x context")
     if cards:
-        console.print(notes[-1], highlight=False)
+        notes.append(cards)
+    return Provenance(
+        command=command,
+        date=datetime.date.today().isoformat(),
+        machine=machine(),
+        samples=result.samples,
+        prefill_r2=round(result.prefill_r2, 4),
+        decode_r2=round(result.decode_r2, 4),
+        simulated=target.engine == "simulated",
+        note="; ".join(notes),
+    )
+
+
+def _tell_problems(measured: Measured) -> None:
     for line in dict.fromkeys(measured.skipped):
         console.print(f"skipped: {line}", style="dim", highlight=False)
     if measured.disturbed:
@@ -245,12 +273,14 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
             "measurements; measure again when it is quiet.",
             style="yellow",
         )
-    await _check(caller, result.profile, steps, seed)
+
+
+def _tell_file(path: Path, backup: Path | None, used: str | None) -> None:
     kept = f" (the old one is {backup.name})" if backup else ""
     console.print(f"Wrote {path}{kept}.", highlight=False)
-    if spec.profile != path.stem:
+    if used != path.stem:
         console.print(
-            f"The deployment file says `profile: {spec.profile or 'nothing'}`; to use this one: "
+            f"The deployment file says `profile: {used or 'nothing'}`; to use this one: "
             f"`profile: {path.stem}`.",
             highlight=False,
         )

@@ -32,12 +32,10 @@ def replay(
         Path, typer.Argument(help="A log of one pool, from the `event_log` folder.", exists=True)
     ],
     scheduler: Annotated[
-        list[str] | None,
-        typer.Option(help="Also replay under this scheduler; repeat for several."),
+        list[str] | None, typer.Option(help="Also replay under this scheduler; repeat for several.")
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Only replay the events and compare the decisions."),
+        bool, typer.Option("--check", help="Only replay the events and compare the decisions.")
     ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all numbers to this file.")

@@ -29,14 +29,7 @@ from cato.serve import haproxy, served
 from cato.serve.draining import drain as drained
 from cato.serve.draining import forget
 from cato.serve.engines_app import UNPLACEABLE
-from cato.serve.keeper import (
-    MARK_VARIABLE,
-    STOP_TIMEOUT_S,
-    is_left,
-    marked,
-    new_mark,
-    start_keeper,
-)
+from cato.serve.keeper import MARK_VARIABLE, STOP_TIMEOUT_S, is_left, marked, new_mark, start_keeper
 from cato.serve.ports import free_port
 from cato.serve.preflight import check_files, problems_of_names
 from cato.serve.served import Served, cluster_address, record

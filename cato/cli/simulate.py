@@ -18,14 +18,25 @@ from cato.sim.experiment import Experiment, Options
 DEFAULT_SEEDS = tuple(range(10))
 
 
+Named = Annotated[
+    str | None,
+    typer.Argument(
+        help="Name of an experiment; see --list. `papers`: all experiments of the papers.",
+        show_default=False,
+    ),
+]
+Users = Annotated[
+    list[float] | None,
+    typer.Option(min=0.25, help="Users per replica, for studies of agents; repeat for several."),
+]
+Plots = Annotated[
+    Path | None,
+    typer.Option(help="Write plots to this folder; for `papers` also tables and an index."),
+]
+
+
 def simulate(
-    experiment: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of an experiment; see --list. `papers`: all experiments of the papers.",
-            show_default=False,
-        ),
-    ] = None,
+    experiment: Named = None,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     scenario: Annotated[
         Path | None,
@@ -43,10 +54,7 @@ def simulate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the whole report to this file.")
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Write plots to this folder; for `papers` also tables and an index."),
-    ] = None,
+    plot: Plots = None,
     trace: Annotated[
         Path | None, typer.Option(help="Recorded arrivals, for experiments that replay them.")
     ] = None,
@@ -57,12 +65,7 @@ def simulate(
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a part that takes minutes, where there is one.")
     ] = False,
-    users: Annotated[
-        list[float] | None,
-        typer.Option(
-            min=0.25, help="Users per replica, for studies of agents; repeat for several."
-        ),
-    ] = None,
+    users: Users = None,
     cells: Annotated[
         int, typer.Option(min=0, help="Random cells of `robustness`; 0: vary one axis at a time.")
     ] = 0,

@@ -9,9 +9,7 @@ from rich.table import Table
 from cato.cli.cluster import AUTO, Address, connect
 
 
-def status(
-    address: Address = AUTO,
-) -> None:
+def status(address: Address = AUTO) -> None:
     """Show deployments with their replica bounds, replicas with their load, and loaded models."""
     connect(address)
     import ray

@@ -15,10 +15,10 @@ from cato.cli.cluster import served_here
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.lines import with_lines
 from cato.core.baseline import warning
+from cato.core.budgets import NodeEstimate
 from cato.core.errors import ConfigError
 from cato.core.estimates import Baselines
 from cato.core.ids import NodeId, TaskName
-from cato.core.runs import NodeEstimate
 from cato.serve.preflight import problems_of_names
 from cato.store.errors import StoreError
 from cato.workflows.json_schema import workflow_json_schema

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from cato.control.fitting import needs_forest, refitted_apart
 from cato.core.administration import AuditEntry, Change
+from cato.core.budgets import NodeEstimate
 from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook, RolloutOrder, action_of
-from cato.core.runs import NodeEstimate
 from cato.core.tenancy import (
     LAST_DAY,
     Access,
@@ -30,13 +30,7 @@ from cato.core.tenancy import (
     Usage,
 )
 from cato.core.topology import RECEIPTS_PER_S
-from cato.estimators.output_lengths import (
-    Due,
-    LengthHistory,
-    OutputLengths,
-    refitted,
-    samples_of,
-)
+from cato.estimators.output_lengths import Due, LengthHistory, OutputLengths, refitted, samples_of
 from cato.estimators.stages import PastRuns, RunHistory, finished_stages, past_runs
 from cato.profiles.schema import ProfileFile
 from cato.serve.ingress.feedback import Feedback
@@ -47,8 +41,8 @@ from cato.store.location import default_location, store_url
 from cato.store.records import KeptReceipt, Learnt, Reaction, Record
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
-from cato.telemetry.metrics import RunMetrics
 from cato.telemetry.recent import RecentOverview, RecentRuns
+from cato.telemetry.run_metrics import RunMetrics
 
 log = logging.getLogger("cato.profiler")
 

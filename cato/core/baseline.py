@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cato.core.ids import NodeId, RunId
-from cato.core.runs import NodeEstimate, Run
+from cato.core.budgets import NodeEstimate, RunBudgets
+from cato.core.ids import NodeId
 from cato.core.slo import SloMetric
 from cato.core.workflow import NodeKind, Workflow
 
@@ -25,7 +25,7 @@ def baseline_s(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> f
         return None
     if not measured:
         return None
-    return Run(RunId("baseline"), workflow, workflow.slo, {}, measured, 0.0).expected_s()
+    return RunBudgets(workflow, workflow.slo, measured).expected_s()
 
 
 def warning(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> str:

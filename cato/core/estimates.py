@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cato.core.budgets import NodeEstimate
 from cato.core.ids import NodeId, PoolName, TaskName
-from cato.core.receipt import LlmFacts, NodeReceipt, SlaReceipt
-from cato.core.runs import NodeEstimate, NodeStatus
+from cato.core.receipt import LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
 
 # Means cover about the last 20 executions.
 WEIGHT = 0.1

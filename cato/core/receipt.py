@@ -19,6 +19,16 @@ DEADLINE_EXCEEDED = "deadline_exceeded"
 """The status of a run that passed its hard deadline."""
 
 
+class NodeStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    SKIPPED = "skipped"
+    ABSENT = "absent"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 class Placement(StrEnum):
     """Where a turn was routed, relative to its session's home: the replica of its last call."""
 

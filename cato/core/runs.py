@@ -7,42 +7,18 @@ report what happened. Budgets are split again at every start of a node (see `cat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from math import inf
+from dataclasses import dataclass, field
 from typing import assert_never
 
-from cato.core.budgets import longest_after, split_slack
+from cato.core.budgets import NodeEstimate, RunBudgets
 from cato.core.errors import ExpressionError
 from cato.core.ids import NodeId, RunId
-from cato.core.receipt import DEADLINE_EXCEEDED, LlmFacts, NodeReceipt, SlaReceipt
+from cato.core.receipt import LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
+from cato.core.run_record import Execution, RunRecord
 from cato.core.session import Turn
 from cato.core.session_slo import SessionShare
-from cato.core.slo import Slo, SloMetric, tpot_s
+from cato.core.slo import Slo
 from cato.core.workflow import Node, NodeKind, Workflow
-
-# Expected executions of a node with a condition, until the profiler has seen runs.
-CONDITIONAL_RUNS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class NodeEstimate:
-    """A node's baseline: seconds per execution, seconds to first token, executions per run."""
-
-    mean_s: float
-    first_token_s: float
-    runs: float = 1.0
-
-
-class NodeStatus(StrEnum):
-    PENDING = "pending"
-    RUNNING = "running"
-    DONE = "done"
-    SKIPPED = "skipped"
-    ABSENT = "absent"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
 
 # Events
 
@@ -90,7 +66,7 @@ class RunCancelled:
     now_s: float
     reason: str
     status: str = "cancelled"
-    llm: Mapping[tuple[NodeId, int, int | None], LlmFacts] = field(default_factory=dict)
+    llm: Mapping[Execution, LlmFacts] = field(default_factory=dict)
 
 
 RunEvent = NodeDone | NodeFailed | TextSent | RunCancelled
@@ -150,20 +126,6 @@ NextShare = Callable[[Sequence[NodeReceipt]], float | None]
 
 
 @dataclass(slots=True)
-class _Execution:
-    node: Node
-    round: int
-    item: int | None
-    started_s: float
-    budget_s: float | None
-    limit_s: float | None
-    status: NodeStatus = NodeStatus.RUNNING
-    ended_s: float | None = None
-    problem: str = ""
-    llm: LlmFacts | None = None
-
-
-@dataclass(slots=True)
 class _State:
     status: NodeStatus = NodeStatus.PENDING
     round: int = 0
@@ -210,23 +172,18 @@ class Run:
         """
         self.id = id
         self.workflow = workflow
-        self.slo = slo
-        self.arrived_at_s = arrived_at_s
-        self.hard_deadline_s = arrived_at_s + workflow.hard_deadline_s
+        self.turn = turn
+        self._budgets = RunBudgets(workflow, slo, estimates, arrived_at_s)
+        self._record = RunRecord(
+            id, workflow.name, slo, arrived_at_s, passed, list(notes), turn, share
+        )
+        self._notes = self._record.notes
         self._nodes = {n.id: n for n in workflow.nodes}
         self._states = {n.id: _State() for n in workflow.nodes}
         self._names: dict[str, object] = dict(inputs)
-        self._executions: list[_Execution] = []
         self._streaming: tuple[NodeId, int] | None = None
-        self._text_sent_at_s: float | None = None
         self._finished = False
-        self._notes: list[str] = list(notes)
-        self._passed = passed
-        self.turn = turn
-        self._share = share
-        self._next_share = next_share if self._has_dynamic_path() else None
-        self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
-        self._event_nodes = self._nodes_before_the_event()
+        self._next_share = next_share if workflow.is_dynamic else None
         self._redone_by = {
             id: n.id for n in workflow.nodes if n.repeat is not None for id in n.repeat.redo
         }
@@ -245,13 +202,11 @@ class Run:
             case NodeFailed():
                 return self._node_failed(event)
             case TextSent():
-                if self._text_sent_at_s is None:
-                    self._text_sent_at_s = event.now_s
+                if self._record.text_sent_at_s is None:
+                    self._record.text_sent_at_s = event.now_s
                 return ()
             case RunCancelled():
-                for x in self._executions:
-                    if x.ended_s is None:
-                        x.llm = event.llm.get((x.node.id, x.round, x.item))
+                self._record.note_open(event.llm)
                 return self._finish(event.now_s, event.status, event.reason)
             case _:
                 assert_never(event)
@@ -260,55 +215,46 @@ class Run:
     def is_finished(self) -> bool:
         return self._finished
 
-    def expected_s(self) -> float:
-        """Seconds from start to the SLO's event without queueing.
+    @property
+    def slo(self) -> Slo:
+        return self._record.slo
 
-        The longest path by the nodes' baselines.
-        """
-        order = [n.id for n in self.workflow.nodes if n.id in self._event_nodes]
-        weight_s = {id: self._weight_s(self._nodes[id]) for id in order}
-        after_s = longest_after(order, self._needs(), weight_s)
-        return max(weight_s[id] + after_s[id] for id in order)
+    @property
+    def arrived_at_s(self) -> float:
+        return self._record.arrived_at_s
+
+    @property
+    def hard_deadline_s(self) -> float:
+        return self._budgets.hard_deadline_s
 
     # Events
 
     def _node_done(self, event: NodeDone) -> tuple[RunCommand, ...]:
-        execution = self._close(event, NodeStatus.DONE)
-        if execution is None:
-            return ()
-        return self._item_done(execution, event.result, event.now_s)
+        execution = (event.node, event.round, event.item)
+        node = self._record.ended(execution, event.now_s, NodeStatus.DONE, event.llm)
+        return () if node is None else self._item_done(node, event.item, event.result, event.now_s)
 
     def _node_failed(self, event: NodeFailed) -> tuple[RunCommand, ...]:
+        execution, problem = (event.node, event.round, event.item), event.problem
         status = NodeStatus.ABSENT if self._nodes[event.node].optional else NodeStatus.FAILED
-        execution = self._close(event, status)
-        if execution is None:
+        node = self._record.ended(execution, event.now_s, status, event.llm, problem)
+        if node is None:
             return ()
-        execution.problem = event.problem
         if status is NodeStatus.FAILED:
-            return self._finish(event.now_s, "failed", f"node {event.node!r}: {event.problem}")
-        self._notes.append(f"{event.node} left out: {event.problem}")
-        return self._item_done(execution, None, event.now_s)
-
-    def _close(self, event: NodeDone | NodeFailed, status: NodeStatus) -> _Execution | None:
-        """Close and return the execution that `event` ends; None for a late or repeated report."""
-        for execution in reversed(self._executions):
-            key = (execution.node.id, execution.round, execution.item)
-            if key == (event.node, event.round, event.item) and execution.ended_s is None:
-                execution.status, execution.ended_s = status, event.now_s
-                execution.llm = event.llm
-                return execution
-        return None
+            return self._finish(event.now_s, "failed", f"node {event.node!r}: {problem}")
+        self._notes.append(f"{event.node} left out: {problem}")
+        return self._item_done(node, event.item, None, event.now_s)
 
     def _item_done(
-        self, execution: _Execution, result: Mapping[str, object] | None, now_s: float
+        self, node: Node, item: int | None, result: Mapping[str, object] | None, now_s: float
     ) -> tuple[RunCommand, ...]:
-        node, state = execution.node, self._states[execution.node.id]
-        if execution.item is not None:
-            state.items[execution.item] = result
+        state = self._states[node.id]
+        if item is not None:
+            state.items[item] = result
         state.open_items -= 1
         if state.open_items > 0:
             return ()
-        if execution.item is not None:
+        if item is not None:
             self._settle(node, [i for i in state.items if i is not None])
         elif result is not None:
             self._settle(node, result)
@@ -349,7 +295,7 @@ class Run:
         try:
             is_enough = bool(node.repeat.until.evaluate(self._names))
             if not is_enough and state.round < node.repeat.max_rounds:
-                if why_not := self._why_no_round(node, now_s):
+                if why_not := self._budgets.why_no_round(node, self._settled(), now_s):
                     self._notes.append(f"{owner} stopped after {state.round} rounds: {why_not}")
                     state.status = NodeStatus.DONE
                     return self._advance(now_s)
@@ -365,22 +311,6 @@ class Run:
             self._notes.append(f"{owner} stopped after {state.round} rounds: {error}")
         state.status = NodeStatus.DONE
         return self._advance(now_s)
-
-    def _why_no_round(self, node: Node, now_s: float) -> str:
-        """Why another round of a repeating node would miss the SLO; empty if it would not.
-
-        If it would, the current result is the answer: an on-time answer beats a better one that is
-        late.
-        """
-        assert node.repeat is not None, f"{node.id} does not repeat"
-        if node.id not in self._event_nodes:
-            return ""
-        again = (node.id, *node.repeat.redo)
-        round_s = sum(self._estimates[id].mean_s for id in again)
-        slack_s = self._deadline_s(node) - now_s - self._downstream_s(node)
-        if round_s <= slack_s:
-            return ""
-        return f"another takes {round_s:.2f} s, {max(0.0, slack_s):.2f} s are left"
 
     # Progress
 
@@ -421,7 +351,8 @@ class Run:
         except ExpressionError as error:
             if not node.optional:
                 return self._finish(now_s, "failed", f"node {node.id!r}: {error}")
-            self._leave_out(node, now_s, self._budget_s(node, now_s), str(error))
+            budget_s = self._budgets.budget_s(node, self._settled(), now_s)
+            self._leave_out(node, now_s, budget_s, str(error))
             return ()
 
     def _is_ready(self, node: Node) -> bool:
@@ -429,8 +360,9 @@ class Run:
 
     def _start(self, node: Node, now_s: float) -> list[RunCommand]:
         state = self._states[node.id]
-        budget_s, downstream_s = self._split(node, now_s)
-        limit_s = self._limit_s(node, now_s)
+        settled = self._settled()
+        budget_s, downstream_s = self._split(node, settled, now_s)
+        limit_s = self._budgets.limit_s(node, settled, now_s)
         items: Sequence[object] | None = None
         if node.each is not None:
             items = self._fan_out(node)
@@ -444,14 +376,14 @@ class Run:
         state.round += 1
         state.open_items = 1 if items is None else len(items)
         state.items = [None] * state.open_items
-        deadline_s = self._deadline_s(node)
+        deadline_s = self._budgets.deadline_s(node)
         commands: list[RunCommand] = []
         for i, item in enumerate([None] if items is None else items):
             names = dict(self._names)
             index = None if items is None else i
             if items is not None:
                 names.update(item=item, index=i)
-            self._executions.append(_Execution(node, state.round, index, now_s, budget_s, limit_s))
+            self._record.started(node, state.round, index, now_s, budget_s, limit_s)
             commands.append(
                 StartNode(
                     node=node,
@@ -462,7 +394,7 @@ class Run:
                     limit_s=limit_s,
                     deadline_s=deadline_s,
                     downstream_s=downstream_s,
-                    until_first_token=self._is_first_token_the_event(node),
+                    until_first_token=self._budgets.is_first_token_the_event(node),
                 )
             )
         return commands
@@ -482,12 +414,7 @@ class Run:
         state = self._states[node.id]
         state.status = NodeStatus.ABSENT
         self._names.pop(node.id, None)
-        self._executions.append(
-            _Execution(
-                node, state.round + 1, None, now_s, budget_s, 0.0, state.status, now_s, problem
-            )
-        )
-        self._notes.append(f"{node.id} left out: {problem}")
+        self._record.left_out(node, state.round + 1, now_s, budget_s, problem)
 
     def _next_to_stream(self) -> tuple[NodeId, int] | None:
         """The node to stream to the client, once that is decided; None if nothing changed."""
@@ -540,233 +467,28 @@ class Run:
         self, now_s: float, status: str, problem: str, output: NodeId | None = None
     ) -> tuple[RunCommand, ...]:
         self._finished = True
-        open_ = [x for x in self._executions if x.ended_s is None]
-        abandoned = dict.fromkeys(x.node.id for x in open_)
+        abandoned = self._record.cancel_open(now_s)
         commands: list[RunCommand] = [AbandonNode(id) for id in abandoned]
-        for execution in open_:
-            execution.status, execution.ended_s = NodeStatus.CANCELLED, now_s
         result = self._names.get(output) if output is not None else None
-        receipt = self._receipt(now_s, status, problem, output)
+        answer = (output, self._states[output].result_round) if output is not None else None
+        receipt = self._record.receipt(now_s, status, problem, answer)
         commands.append(FinishRun(status, result, output, receipt))
         return tuple(commands)
 
     # Time
 
-    def _estimate(self, node: Node, known: Mapping[NodeId, NodeEstimate]) -> NodeEstimate:
-        if node.id in known:
-            return known[node.id]
-        runs = CONDITIONAL_RUNS if node.when is not None else 1.0
-        guess_s = node.budget_s or 0.0
-        return NodeEstimate(guess_s, guess_s, runs)
+    def _settled(self) -> set[NodeId]:
+        return {id for id, state in self._states.items() if state.status in _SETTLED}
 
-    def _nodes_before_the_event(self) -> frozenset[NodeId]:
-        """Nodes on the path to the SLO's event: for TTFT up to the streamed node, else all."""
-        goals = self.workflow.output
-        if self.slo.metric is SloMetric.TTFT and self.workflow.stream:
-            goals = self.workflow.stream
-        seen: set[NodeId] = set()
-        todo = list(goals)
-        while todo:
-            id = todo.pop()
-            if id not in seen:
-                seen.add(id)
-                todo += self._nodes[id].needs
-        return frozenset(seen)
-
-    def _is_first_token_the_event(self, node: Node) -> bool:
-        """Whether the node streams as it is written and no other node can replace it."""
-        stream = self.workflow.stream
-        if self.slo.metric is not SloMetric.TTFT or node.id not in stream:
-            return False
-        if node.kind is not NodeKind.LLM or node.each is not None:
-            return False
-        if node.repeat is not None or node.id in self._redone_by:
-            return False
-        if node.optional and node.id != stream[-1]:
-            return False
-        return not any(node.id in self._ancestors(other) for other in stream if other != node.id)
-
-    def _ancestors(self, id: NodeId) -> set[NodeId]:
-        seen: set[NodeId] = set()
-        todo = list(self._nodes[id].needs)
-        while todo:
-            need = todo.pop()
-            if need not in seen:
-                seen.add(need)
-                todo += self._nodes[need].needs
-        return seen
-
-    def _open_graph(self, starting: Node) -> tuple[list[NodeId], dict[NodeId, float]]:
-        """Unfinished nodes before the SLO's event, with the expected seconds of each."""
-        order, weight_s = [], {}
-        for node in self.workflow.nodes:
-            if node.id not in self._event_nodes:
-                continue
-            if self._states[node.id].status in _SETTLED and node.id != starting.id:
-                continue
-            order.append(node.id)
-            weight_s[node.id] = self._weight_s(node, once=node.id == starting.id)
-        return order, weight_s
-
-    def _weight_s(self, node: Node, *, once: bool = False) -> float:
-        """Expected seconds of the node before the SLO's event; `once`: for a single execution."""
-        estimate = self._estimates[node.id]
-        is_event = self._is_first_token_the_event(node)
-        mean_s = estimate.first_token_s if is_event else estimate.mean_s
-        return mean_s * (1.0 if once else estimate.runs)
-
-    def _has_dynamic_path(self) -> bool:
-        """Whether conditions or repeats decide at run time which nodes execute."""
-        return any(n.when is not None or n.repeat is not None for n in self.workflow.nodes)
-
-    def _split(self, node: Node, now_s: float) -> tuple[float | None, float]:
+    def _split(self, node: Node, settled: set[NodeId], now_s: float) -> tuple[float | None, float]:
         """The node's share of the slack, and the expected time of the nodes after it.
 
-        Both come from the nodes' baselines. If the path is decided at run time and the deadline is
-        for the whole run, the most similar past run predicts the remaining time better (Tempo, "DAG
-        matching"). Time that earlier nodes did not use is split among all following nodes.
+        If the path is decided at run time and the deadline is for the whole run, the most similar
+        past run predicts the remaining time better than baselines. Time that earlier nodes did not
+        use is split among all following nodes.
         """
-        budget_s, downstream_s = self._budget_s(node, now_s), self._downstream_s(node)
-        is_whole = self.slo.metric is SloMetric.E2E and node.id in self._event_nodes
-        if self._next_share is None or node.kind is not NodeKind.LLM or not is_whole:
-            return budget_s, downstream_s
-        share = self._next_share(self._node_receipts(now_s))
-        if not share:
-            return budget_s, downstream_s
-        left_s = max(0.0, self.arrived_at_s + self.slo.target_s - now_s)
-        return share * left_s, self._estimates[node.id].mean_s * (1 / share - 1)
-
-    def _needs(self) -> dict[NodeId, tuple[NodeId, ...]]:
-        return {n.id: n.needs for n in self.workflow.nodes}
-
-    def _budget_s(self, node: Node, now_s: float) -> float | None:
-        if node.id not in self._event_nodes or self.slo.metric is SloMetric.TPOT:
-            return None
-        order, weight_s = self._open_graph(node)
-        left_s = max(0.0, self.arrived_at_s + self.slo.target_s - now_s)
-        return split_slack(order, self._needs(), weight_s, left_s)[node.id]
-
-    def _downstream_s(self, node: Node) -> float:
-        if node.id not in self._event_nodes or self._is_first_token_the_event(node):
-            return 0.0
-        order, weight_s = self._open_graph(node)
-        return longest_after(order, self._needs(), weight_s)[node.id]
-
-    def _deadline_s(self, node: Node) -> float:
-        deadline_s = self.slo.deadline_s(self.arrived_at_s)
-        if deadline_s is None or node.id not in self._event_nodes:
-            return self.hard_deadline_s
-        return min(deadline_s, self.hard_deadline_s)
-
-    def _limit_s(self, node: Node, now_s: float) -> float | None:
-        """The longest time `node` may take; an optional node must not cost the others their SLO."""
-        if not node.optional:
-            return node.budget_s
-        deadline_s = self._deadline_s(node)
-        if self._is_first_token_the_event(node):
-            deadline_s = self.hard_deadline_s  # once it streams, the SLO's event has passed
-        spare_s = deadline_s - now_s - self._downstream_s(node)
-        return spare_s if node.budget_s is None else min(node.budget_s, spare_s)
-
-    # Receipt
-
-    def _node_receipts(self, now_s: float) -> tuple[NodeReceipt, ...]:
-        return tuple(
-            NodeReceipt(
-                node=x.node.id,
-                kind=x.node.kind.value,
-                round=x.round,
-                item=x.item,
-                status=x.status.value,
-                started_s=x.started_s - self.arrived_at_s,
-                spent_s=(x.ended_s if x.ended_s is not None else now_s) - x.started_s,
-                budget_s=x.budget_s,
-                limit_s=x.limit_s,
-                problem=x.problem,
-                llm=x.llm,
-            )
-            for x in self._executions
-        )
-
-    def _receipt(
-        self, now_s: float, status: str, problem: str, output: NodeId | None
-    ) -> SlaReceipt:
-        e2e_s = now_s - self.arrived_at_s
-        ttft_s = None
-        if self._text_sent_at_s is not None:
-            ttft_s = self._text_sent_at_s - self.arrived_at_s
-        elif status == "done":
-            ttft_s = e2e_s  # nothing was streamed: the first token came with the last
-        nodes = self._node_receipts(now_s)
-        answer = (output, self._states[output].result_round) if output is not None else None
-        tokens = sum(
-            x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == answer
-        )
-        pace_s = tpot_s(ttft_s, e2e_s, tokens) if ttft_s is not None else None
-        achieved_s = {
-            SloMetric.TTFT: ttft_s,
-            SloMetric.TPOT: pace_s,
-            SloMetric.E2E: e2e_s,
-        }[self.slo.metric]
-        if status != "done":
-            achieved_s = None
-        path = _longest_chain(nodes, with_cancelled=status in ("cancelled", DEADLINE_EXCEEDED))
-        receipt = SlaReceipt(
-            request_id=self.id,
-            task=self.workflow.name,
-            status=status,
-            metric=self.slo.metric.value,
-            target_s=self.slo.target_s,
-            tpot_target_s=None if self.slo.tpot_target_s == inf else self.slo.tpot_target_s,
-            achieved_s=achieved_s,
-            met=self.slo.is_met_by(achieved_s, pace_s),
-            ttft_s=ttft_s,
-            tpot_s=pace_s,
-            e2e_s=e2e_s,
-            output_tokens=tokens,
-            queue_s=sum(x.llm.queue_s for x in (nodes[i] for i in path) if x.llm is not None),
-            overhead_s=e2e_s - sum(nodes[i].spent_s for i in path),
-            simulated=any(x.llm.simulated for x in nodes if x.llm),
-            nodes=nodes,
-            path=path,
-            problem=problem,
-            notes=tuple(self._notes),
-            passed=self._passed,
-        )
-        turn = self.turn
-        if turn is None:
-            return receipt
-        return replace(
-            receipt,
-            session=turn.session,
-            turn=turn.number,
-            parent=turn.parent,
-            client=turn.client,
-            turn_kind=turn.kind.value,
-            changes=turn.changes,
-            think_s=turn.think_s,
-            session_target_s=None if self._share is None else self._share.target_s,
-            session_slack_s=None if self._share is None else self._share.slack_s(e2e_s),
-        )
-
-
-def _longest_chain(nodes: Sequence[NodeReceipt], with_cancelled: bool) -> tuple[int, ...]:
-    """The chain of executions, by index, that covers the most time up to the last end.
-
-    Walks back from the execution that ended last to the one that ended latest before its start.
-    Abandoned executions delayed nothing, unless the run itself was cancelled.
-    """
-    chain: list[int] = []
-    eligible = [
-        i for i, x in enumerate(nodes) if with_cancelled or x.status != NodeStatus.CANCELLED.value
-    ]
-    while eligible:
-        last = max(eligible, key=lambda i: (nodes[i].started_s + nodes[i].spent_s, i))
-        chain.append(last)
-        limit_s = nodes[last].started_s
-        eligible = [
-            i
-            for i in eligible
-            if i != last and nodes[i].started_s + nodes[i].spent_s <= limit_s + 1e-9
-        ]
-    return tuple(reversed(chain))
+        share = None
+        is_llm = node.kind is NodeKind.LLM
+        if self._next_share is not None and is_llm and self._budgets.is_for_the_run(node):
+            share = self._next_share(self._record.nodes(now_s))
+        return self._budgets.shared(node, share, settled, now_s)

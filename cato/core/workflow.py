@@ -217,3 +217,8 @@ class Workflow:
 
     def node(self, id: NodeId) -> Node:
         return next(n for n in self.nodes if n.id == id)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether conditions or repeats decide at run time which nodes execute."""
+        return any(n.when is not None or n.repeat is not None for n in self.nodes)

@@ -378,9 +378,7 @@ def _vector(
     return features.values + tuple(float(task == features.task) for task in tasks)
 
 
-def _tallied(
-    records: Sequence[LengthRecord],
-) -> tuple[tuple[TaskName, ...], Floats, Floats]:
+def _tallied(records: Sequence[LengthRecord]) -> tuple[tuple[TaskName, ...], Floats, Floats]:
     """Tasks sorted by name, distinct lengths ascending, and counts [task or all, length]."""
     if not records:
         raise InputError("a length model needs records: run some invocations first")

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
-from cato.core.receipt import SlaReceipt
-from cato.core.runs import NodeStatus
+from cato.core.receipt import NodeStatus, SlaReceipt
 from cato.estimators.censoring import completed
 from cato.estimators.length_bound import (
     CompiledForest,

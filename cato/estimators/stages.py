@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cato.core.ids import TaskName
-from cato.core.receipt import LlmFacts, NodeReceipt, SlaReceipt
-from cato.core.runs import NodeStatus
+from cato.core.receipt import LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
 from cato.estimators.dag_match import FROM_USER, DagHistory, StageShare, SuperGraph, SuperNode
 
 KEPT_RUNS = 200

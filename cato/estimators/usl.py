@@ -138,13 +138,7 @@ def _least_squares(
         return model(p) - speed
 
     found = least_squares(
-        residuals,
-        start,
-        bounds=(least, np.inf),
-        x_scale="jac",
-        ftol=1e-12,
-        xtol=1e-12,
-        gtol=1e-12,
+        residuals, start, bounds=(least, np.inf), x_scale="jac", ftol=1e-12, xtol=1e-12, gtol=1e-12
     )
     a, b, c = (float(x) for x in found.x)
     return a, b, c

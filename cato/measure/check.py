@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from cato.core.ids import InvocationId
 from cato.core.prefix_cache import PrefixCache
 from cato.core.profile import Profile
-from cato.measure.sweep import EngineCaller, completion_body, random_prompt
+from cato.measure.calls import EngineCaller, completion_body, random_prompt
 from cato.sim.replica import FactKind, SimReplica
 from cato.sim.replica import Sequence as SimSequence
 

@@ -13,15 +13,13 @@ from ray.exceptions import RayError, RayTaskError
 from cato.control import actors, ray_private
 from cato.control.profiler import Finished
 from cato.core.administration import AuditEntry, Change
-from cato.core.errors import (
-    CatoError,
-)
+from cato.core.budgets import NodeEstimate
+from cato.core.errors import CatoError
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutOrder
-from cato.core.runs import NodeEstimate
 from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
@@ -43,7 +41,7 @@ RECORD_WITHIN_S = 0.1
 
 
 class RayRecords:
-    """See `cato.serve.service.Records`; backed by the Profiler actor."""
+    """See `cato.serve.records.Records`; backed by the Profiler actor."""
 
     def __init__(
         self,

@@ -6,38 +6,35 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from typing import Protocol
 
-from cato.core.administration import AuditEntry, Change
 from cato.core.brownout import BrownoutStep, browned
+from cato.core.budgets import NodeEstimate, expected_runs
 from cato.core.errors import UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
-from cato.core.length import LengthBelief
-from cato.core.orchestrator import MAX_HEAD_START_S
+from cato.core.pool.buffers import MAX_HEAD_START_S
 from cato.core.receipt import SUPERSEDED, Drawn, NodeReceipt, SlaReceipt, TrafficArm
 from cato.core.retries import RetryBudget
 from cato.core.reuse import ReuseLimits
-from cato.core.rollout import Rollout
-from cato.core.rollout_book import RolloutOrder
-from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
+from cato.core.runs import FinishRun, Run
 from cato.core.session import Prompt, Turn, TurnKind
 from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric
-from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
+from cato.core.tenancy import Usage
 from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workflow
 from cato.engines.base import Endpoint
-from cato.estimators.dag_match import StageShare
-from cato.serve.executor import ModelUse, RunningTask
+from cato.serve.arms import Arms
+from cato.serve.executor import RunningTask
+from cato.serve.invoker import CallRules, ModelUse
 from cato.serve.nodes.runner import NodeRunner
-from cato.serve.pools import PoolInfo, Pools, is_ready
+from cato.serve.pools import PoolInfo, Pools
+from cato.serve.records import Records
 from cato.serve.reuse import Reuse
 from cato.telemetry import logs
-from cato.telemetry.overview import Overview
 from cato.telemetry.tracing import RunTrace, Tracing
 from cato.workflows.load import check_inputs
 
@@ -118,83 +115,6 @@ def _node_of(turn: Turn | None) -> NodeId:
     return NodeId(turn.client if turn.kind is TurnKind.MAIN else f"{turn.client}-{turn.kind}")
 
 
-class Records(Protocol):
-    """Stores receipts and answers from what was learnt from them; on Ray, the Profiler actor."""
-
-    def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
-        """Store `receipt` and count the run's usage. Never blocks."""
-        ...
-
-    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
-        """Measured baselines of a task's nodes; empty until runs were seen."""
-        ...
-
-    def length(
-        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
-    ) -> LengthBelief | None:
-        """Belief about an output's length; None until enough were seen. Never blocks."""
-        ...
-
-    def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
-        """The fraction of a run's remaining time that its next stage should get, from the most
-        similar past run of the task; None when there is none. `executions` are the run's so far.
-        Never blocks."""
-        ...
-
-    async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
-        """A receipt of `tenant` (None: any tenant) as plain values; None when it is unknown or no
-        longer kept."""
-        ...
-
-    async def usage(
-        self, tenant: str | None, since: str = "", until: str = LAST_DAY
-    ) -> Sequence[Usage]:
-        """Usage of `tenant` (None: all tenants) from `since` to `until`, one entry per day, tenant,
-        key, task and model; raise `StoreError` when it cannot be read."""
-        ...
-
-    async def card_time(self, since: str, until: str) -> Sequence[CardTime]:
-        """How long models held accelerators on those days; raise `StoreError`."""
-        ...
-
-    async def access(self) -> Access:
-        """All current keys and tenants; raise `StoreError`."""
-        ...
-
-    async def administer(
-        self, change: Change, by: str, within: str | None
-    ) -> ApiKey | Tenant | None:
-        """See `cato.store.store.MetadataStore.administer`; raise `StoreError`."""
-        ...
-
-    async def audit(
-        self, tenant: str | None, limit: int, below: int | None
-    ) -> Sequence[AuditEntry]:
-        """See `cato.store.store.MetadataStore.audit`; raise `StoreError`."""
-        ...
-
-    async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
-        """Usage per turn of a session, oldest first; otherwise as `usage`."""
-        ...
-
-    def rollouts(self) -> Mapping[str, Rollout]:
-        """All rollouts known now, by model name."""
-        ...
-
-    async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
-        """Apply an `order` given by `by`, persist and log it, and return the new rollout; raise
-        `InputError`, `UnknownNameError` or `StoreError`."""
-        ...
-
-    async def overview(self, tenant: str | None) -> Overview:
-        """The fleet and its recent events, as far as `tenant` may see them (None: everything)."""
-        ...
-
-    async def metrics(self) -> bytes:
-        """All metrics in the Prometheus text format."""
-        ...
-
-
 def _tell(trace: RunTrace | None, receipt: SlaReceipt) -> None:
     logs.run_ended(receipt)
     if trace is not None:
@@ -228,6 +148,7 @@ class TaskService:
         self._random = random.Random(seed)
         self._tracing = tracing
         self.workflow_problem = ""
+        self.arms = Arms(records, pools)
         self._retries = RetryBudget()
         self._brownout = tuple(brownout)
         self._shadows: set[asyncio.Task[FinishRun]] = set()
@@ -329,8 +250,8 @@ class TaskService:
             trace = self._tracing.begin(workflow.name, request_id)
         if slo is not None and slo.hard_deadline_s < workflow.hard_deadline_s:
             workflow = replace(workflow, hard_deadline_s=slo.hard_deadline_s)
-        copies = self._copies(workflow, origin, request_id)
-        workflow, drawn, instead = self._with_arms(workflow, origin)
+        copies = self.arms.copies(workflow, origin.drawn, request_id)
+        workflow, drawn, instead = self.arms.chosen(workflow, origin.session, origin.drawn)
         if call is not None and not call.endpoint.generates:
             drawn = ()  # counting tokens says nothing about a model's quality
         workflow, notes = browned(workflow, self._brownout, self._fullness)
@@ -365,72 +286,23 @@ class TaskService:
             self._records.length,
             ended,
             self._retries,
-            tenant=origin.tenant,
-            weight=origin.weight,
-            head_start_s=_head_start_s(run, origin.replaces),
-            buffer=origin.buffer,
-            user=origin.user,
-            salt=origin.salt,
-            patience_s=origin.patience_s,
-            reuse=self._reuse,
-            instead=instead,
+            CallRules(
+                origin.tenant,
+                origin.weight,
+                _head_start_s(run, origin.replaces),
+                origin.buffer,
+                origin.user,
+                origin.salt,
+                origin.patience_s,
+                instead,
+            ),
+            self._reuse,
         )
         origin.reserve(*_tokens_of(workflow))
         _start_instead(task, origin.replaces)
         return task
 
     # Rollouts
-
-    def draw(self, model: str, session: str) -> tuple[str, Drawn | None]:
-        """The model that `session` gets for the name `model`, and its draw in that rollout."""
-        rollout = self._records.rollouts().get(model)
-        return (model, None) if rollout is None else rollout.draw(session, self._is_ready)
-
-    def _is_ready(self, model: str) -> bool | None:
-        return is_ready(self._pools.all(), model)
-
-    def _with_arms(
-        self, workflow: Workflow, origin: Origin
-    ) -> tuple[Workflow, tuple[Drawn, ...], dict[str, str]]:
-        """`workflow` with the models drawn by its rollouts, the draws, and the stable model to
-        fall back to from each canary."""
-        rollouts = self._records.rollouts()
-        if not rollouts:
-            return workflow, (), {}
-        drawn, nodes = list(origin.drawn), []
-        for node in workflow.nodes:
-            settings = node.settings
-            if isinstance(settings, LlmSettings) and settings.model in rollouts:
-                model, part = self.draw(settings.model, origin.session)
-                node = replace(node, settings=replace(settings, model=model))
-                if part is not None and part not in drawn:
-                    drawn.append(part)
-            nodes.append(node)
-        mine = [r for d in drawn if d.arm is TrafficArm.CANARY and (r := rollouts.get(d.name))]
-        instead = {r.canary: r.stable for r in mine}
-        return replace(workflow, nodes=tuple(nodes)), tuple(drawn), instead
-
-    def _copies(
-        self, workflow: Workflow, origin: Origin, request_id: str
-    ) -> list[tuple[Workflow, Drawn]]:
-        """Shadow copies of a run, one per canary in its shadow step. A run is copied only when the
-        canary would serve all of it, so that no serving model gets extra work."""
-        copies = []
-        for rollout in self._records.rollouts().values():
-            is_drawn = any(d.name == rollout.name for d in origin.drawn)
-            asked = {rollout.name, rollout.stable} if is_drawn else {rollout.name}
-            if (
-                not rollout.is_shadowed(request_id)
-                or not _is_served_by(workflow, asked)
-                or not self._is_ready(rollout.canary)
-            ):
-                continue
-            name = workflow.name
-            if any(isinstance(node.settings, CallSettings) for node in workflow.nodes):
-                name = TaskName(f"model:{self._pools.pool_of(rollout.canary).model.name}")
-            nodes = tuple(_asking(node, rollout.canary) for node in workflow.nodes)
-            copies.append((replace(workflow, name=name, nodes=nodes), rollout.shadow))
-        return copies
 
     def _shadow(
         self,
@@ -446,7 +318,7 @@ class TaskService:
         than `MAX_SHADOWS` are running.
         """
         rollout = self._records.rollouts().get(drawn.name)
-        is_there = rollout is not None and self._is_ready(rollout.canary)
+        is_there = rollout is not None and self.arms.is_ready(rollout.canary)
         if not is_there or len(self._shadows) >= MAX_SHADOWS:
             return
         copy = Run(
@@ -464,7 +336,8 @@ class TaskService:
 
         task = RunningTask(
             copy, self._pools, self._nodes, self._random.random, self._records.length, ended,
-            self._shadow_retries, tenant=origin.tenant, weight=SHADOW_WEIGHT, salt=origin.salt,
+            self._shadow_retries,
+            CallRules(tenant=origin.tenant, weight=SHADOW_WEIGHT, salt=origin.salt),
         )  # fmt: skip
         task.start()
         waiting = asyncio.get_running_loop().create_task(task.wait())
@@ -518,24 +391,9 @@ class TaskService:
             known[node.id] = NodeEstimate(
                 mean_s=profile.service_s(PRIOR_PROMPT_TOKENS, settings.expected_tokens),
                 first_token_s=profile.first_token_s(PRIOR_PROMPT_TOKENS),
-                runs=1.0 if node.when is None else CONDITIONAL_RUNS,
+                runs=expected_runs(node),
             )
         return known
-
-
-def _is_served_by(workflow: Workflow, models: Set[str]) -> bool:
-    """Whether every node of `workflow` generates with one of `models`."""
-    return all(
-        isinstance(s := node.settings, LlmSettings | CallSettings)
-        and s.model in models
-        and (isinstance(s, LlmSettings) or Endpoint(s.endpoint).generates)
-        for node in workflow.nodes
-    )
-
-
-def _asking(node: Node, model: str) -> Node:
-    assert isinstance(node.settings, LlmSettings | CallSettings), "only generating nodes are copied"
-    return replace(node, settings=replace(node.settings, model=model))
 
 
 def _tokens_of(workflow: Workflow) -> tuple[int, int]:

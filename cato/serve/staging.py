@@ -23,7 +23,9 @@ from cato.core.topology import AdapterSpec, DeploymentSpec, HostedModel
 from cato.engines.base import Endpoint, Engine, EngineChunk, EngineRequest
 from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
 from cato.engines.vllm.threads import family
-from cato.measure.sweep import Plan, Sweep, Target, evaluate
+from cato.measure.evaluation import evaluate
+from cato.measure.points import Plan, Target
+from cato.measure.sweep import Sweep
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.ordered_models import Loader
 
@@ -101,10 +103,7 @@ async def _staged(
     weights_bytes = sum(f.stat().st_size for f in files) or hosted.weights_bytes
     return Staged(
         replace(
-            hosted,
-            load_s=load_s,
-            reload_s=min(load_s, facts.start_s),
-            weights_bytes=weights_bytes,
+            hosted, load_s=load_s, reload_s=min(load_s, facts.start_s), weights_bytes=weights_bytes
         ),
         ProfileFile.of(result.profile, provenance),
         engine_memory_bytes(engine.pid, before),

@@ -331,10 +331,7 @@ def as_experiment(scenario: Scenario) -> Experiment:
         samples = [s for part in run_all(_samples, jobs, progress, options.jobs) for s in part]
         metrics = ("slo_attainment", "goodput_per_s", "ttft_s_mean", "e2e_s_p95")
         return Report(
-            scenario.name,
-            options.seeds,
-            summarize(samples),
-            compare(samples, names[0], metrics),
+            scenario.name, options.seeds, summarize(samples), compare(samples, names[0], metrics)
         )
 
     def plot(report: Report, folder: Path) -> tuple[Path, ...]:

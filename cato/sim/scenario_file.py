@@ -8,9 +8,7 @@ from importlib import resources
 from math import inf
 from pathlib import Path
 
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from cato.config.paths import resolve
 from cato.config.problems import did_you_mean, validate
@@ -20,13 +18,7 @@ from cato.core.ids import PoolName, TaskName
 from cato.core.profile import Profile
 from cato.core.workflow import Workflow
 from cato.profiles.load import load_profile
-from cato.sim.scenario import (
-    DrawnTraffic,
-    Scenario,
-    ScenarioPool,
-    TraceClass,
-    TraceTraffic,
-)
+from cato.sim.scenario import DrawnTraffic, Scenario, ScenarioPool, TraceClass, TraceTraffic
 from cato.sim.scenario_schema import (
     DEFAULT_MAX_REPLICAS,
     DEFAULT_SCHEDULER,

@@ -27,13 +27,7 @@ from cato.core.errors import InputError
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.slo import Slo, SloMetric
 from cato.core.workflow import LlmSettings, Node, NodeKind, Workflow
-from cato.sim.scenario import (
-    EVERY_TASK,
-    SCHEDULERS,
-    ScenarioCall,
-    Sla,
-    TaskClass,
-)
+from cato.sim.scenario import EVERY_TASK, SCHEDULERS, ScenarioCall, Sla, TaskClass
 from cato.sim.seeds import parse_seeds
 from cato.sim.workflow_tasks import LlmWork, LocalWork, Work, WorkflowClass
 from cato.sim.workloads import SPREAD

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from cato.core.budgets import NodeEstimate, expected_runs
 from cato.core.ids import NodeId, PoolName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
-from cato.core.receipt import SlaReceipt
-from cato.core.runs import CONDITIONAL_RUNS, NodeEstimate, NodeStatus
-from cato.core.workflow import Node, Workflow
+from cato.core.receipt import NodeStatus, SlaReceipt
+from cato.core.workflow import Node
 from cato.estimators.stages import KEPT_RUNS, finished_stages, past_runs
 from cato.policies import schedulers
 from cato.sim.fleet import Fleet, PoolSetup
@@ -39,7 +39,7 @@ def with_estimates(kind: WorkflowClass, profiles: Mapping[PoolName, Profile]) ->
     """
     nodes = kind.workflow.nodes
     prior = {n.id: _estimate(n, kind, profiles) for n in nodes}
-    if not _has_open_path(kind.workflow):
+    if not kind.workflow.is_dynamic:
         return replace(kind, estimates=prior)
     receipts = _alone(replace(kind, estimates=prior), profiles)
     runs = _mean_rounds(receipts)
@@ -49,14 +49,10 @@ def with_estimates(kind: WorkflowClass, profiles: Mapping[PoolName, Profile]) ->
     return replace(kind, estimates=learnt, past=past)
 
 
-def _has_open_path(workflow: Workflow) -> bool:
-    return any(n.when is not None or n.repeat is not None for n in workflow.nodes)
-
-
 def _estimate(
     node: Node, kind: WorkflowClass, profiles: Mapping[PoolName, Profile]
 ) -> NodeEstimate:
-    runs = 1.0 if node.when is None else CONDITIONAL_RUNS
+    runs = expected_runs(node)
     work = kind.work[node.id]
     if not isinstance(work, LlmWork):
         return NodeEstimate(work.takes_s, work.takes_s, runs)

@@ -11,10 +11,11 @@ from math import inf
 
 import numpy as np
 
+from cato.core.budgets import NodeEstimate
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import NodeReceipt, SlaReceipt
-from cato.core.runs import FinishRun, NodeEstimate
+from cato.core.runs import FinishRun
 from cato.core.slo import Slo
 from cato.core.workflow import (
     AnalyzeSettings,
@@ -183,12 +184,7 @@ def local_result(node: Node, work: LocalWork, is_ok: bool) -> Mapping[str, objec
     match node.settings:
         case ValidateSettings():
             error = {"line": 1, "column": 1, "message": "invalid syntax"}
-            return {
-                "ok": is_ok,
-                "errors": [] if is_ok else [error],
-                "code": TEXT,
-                "checked": True,
-            }
+            return {"ok": is_ok, "errors": [] if is_ok else [error], "code": TEXT, "checked": True}
         case AnalyzeSettings():
             return {
                 "ok": True,

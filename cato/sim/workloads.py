@@ -209,10 +209,7 @@ SMALL, LARGE = "small", "large"
 # Lengths and durations of other nodes are assumed: round numbers of coding assistants.
 CATO_CLASSES: Mapping[str, tuple[CallSpec, ...]] = {
     "completion": (CallSpec(SMALL, 400, 40, before_s=0.02),),
-    "generation": (
-        CallSpec(SMALL, 300, 150, before_s=0.05),
-        CallSpec(LARGE, 500, 150, (0,), 0.01),
-    ),
+    "generation": (CallSpec(SMALL, 300, 150, before_s=0.05), CallSpec(LARGE, 500, 150, (0,), 0.01)),
     "translation": (
         CallSpec(LARGE, 400, 200, before_s=0.02),
         CallSpec(SMALL, 600, 120, (0,), 0.01),

@@ -12,28 +12,16 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, Table, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from cato.core.administration import (
-    shown_key,
-)
+from cato.core.administration import shown_key
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName
 from cato.core.rollout import Rollout
-from cato.core.tenancy import (
-    ApiKey,
-    CardTime,
-    Tenant,
-    Usage,
-)
+from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage
 from cato.core.topology import AdapterSpec
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
-from cato.store.records import (
-    AddedAdapter,
-    KeptReceipt,
-    Reaction,
-    Record,
-)
+from cato.store.records import AddedAdapter, KeptReceipt, Reaction, Record
 from cato.store.schema import (
     card_time,
     dag_runs,

@@ -6,6 +6,7 @@ finished run needs some twenty look-ups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import prometheus_client
@@ -33,3 +34,16 @@ class Histogram(prometheus_client.Histogram):
             child = super().labels(*labelvalues)
             known[labelvalues] = child
         return child
+
+
+class Families:
+    """Declares families in `registry`: a name, a help text and labels."""
+
+    def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(name, help, labels, registry=self._registry)
+
+    def histogram(self, name: str, help: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, help, labels, buckets=buckets, registry=self._registry)

@@ -174,11 +174,7 @@ class Tracing:
         return _Span(name, context, parent.context, began_ns, attributes)
 
     def _end(
-        self,
-        span: _Span,
-        ended_ns: int,
-        kind: SpanKind | None = None,
-        status: Status | None = None,
+        self, span: _Span, ended_ns: int, kind: SpanKind | None = None, status: Status | None = None
     ) -> None:
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanKind, Status

@@ -184,10 +184,7 @@ def _changed(body: Body, field: str, change: Callable[[object], object]) -> Body
     return (
         None
         if all(a is b or a == b for a, b in zip(changed, items, strict=True))
-        else {
-            **body,
-            field: changed,
-        }
+        else {**body, field: changed}
     )
 
 

@@ -11,15 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cato.wire.answer import (
-    AnswerWriter,
-    Arguments,
-    Delta,
-    Ending,
-    Text,
-    Thinking,
-    ToolCall,
-)
+from cato.wire.answer import AnswerWriter, Arguments, Delta, Ending, Text, Thinking, ToolCall
 from cato.wire.choices import usage_of
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event

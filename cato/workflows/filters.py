@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import jinja2
-from jinja2 import (
-    Undefined,
-    pass_context,
-    pass_environment,
-)
+from jinja2 import Undefined, pass_context, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.runtime import Context

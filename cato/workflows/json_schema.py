@@ -18,10 +18,7 @@ def workflow_json_schema() -> dict[str, Any]:
     """The JSON Schema. It cannot express the loader's checks of the graph and the templates."""
     schema = WorkflowPart.model_json_schema()
     _tidy(schema)
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "CATO workflow",
-    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "CATO workflow"}
     return {**head, **schema}
 
 

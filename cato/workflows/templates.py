@@ -18,13 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
-from jinja2 import (
-    ChainableUndefined,
-    TemplateSyntaxError,
-    Undefined,
-    meta,
-    nodes,
-)
+from jinja2 import ChainableUndefined, TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext

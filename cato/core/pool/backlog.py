@@ -48,15 +48,15 @@ class Backlog:
     `load_s` is their work in replica-seconds: the time in full batches, shared among the slots.
     """
 
-    def __init__(self, replicas: Replicas, policies: Policies, shares: TokenShares) -> None:
+    def __init__(self, replicas: Replicas, policies: Policies) -> None:
         self.policies = policies
-        self.shares = shares
+        self.shares = TokenShares()
         self._replicas = replicas
         self._accepting = replicas.accepting
         self.versions = count(1)  # only differences of it are used
         self.waiting: dict[InvocationId, Waiting] = {}
         # The pool's queue. With early binding: calls that no replica has accepted yet.
-        self.queue = TenantQueues(shares, self.versions)
+        self.queue = TenantQueues(self.shares, self.versions)
         self.parked = Parked(self.versions)
         # Queued calls without an SLO, by arrival.
         self.unbound: dict[InvocationId, Waiting] = {}
@@ -101,6 +101,53 @@ class Backlog:
             del replica.queued_s[id]
             replica.queued_tokens -= waiting.prompt_tokens
             replica.changed()
+
+    def bind(self, waiting: Waiting, replica: Replica) -> None:
+        """Early binding: move it from the pool's queue to the replica's."""
+        self.queue.remove(waiting)
+        waiting.bound_to = replica.id
+        replica.queue.add(waiting)
+        replica.queued_tokens += waiting.prompt_tokens
+        self.expect(waiting, replica)
+
+    def expect(self, waiting: Waiting, replica: Replica) -> None:
+        """The replica's queue has or changes a call of that service time."""
+        invocation = waiting.invocation
+        replica.queued_s[invocation.id] = replica.profile.service_s(
+            invocation.prompt_tokens, invocation.expected_tokens
+        )
+        replica.changed()
+
+    def unbind(self, replica: Replica) -> None:
+        """Return the replica's queue to the pool's."""
+        for waiting in list(replica.queue.waiting.values()):
+            replica.queue.remove(waiting)
+            waiting.bound_to = None
+            self.queue.add(waiting)
+        replica.queued_s.clear()
+        replica.queued_tokens = 0
+        replica.changed()
+
+    def place_replica(self, replica: Replica) -> bool:
+        """Update the lists after a replica has changed; True when the pool's profiles changed."""
+        is_new_mix = self._replicas.place(replica)
+        if is_new_mix:
+            self.queue.forget_ranks()
+            for other in self._accepting:
+                other.queue.forget_ranks()
+        return is_new_mix
+
+    def change_policies(self, policies: Policies) -> None:
+        """Queue all calls again as `policies` say."""
+        had_turns, self.policies = self.policies.by_turns, policies
+        if policies.by_turns and not had_turns:
+            self.end_turns()
+        elif not policies.by_turns:
+            for waiting in list(self.parked.waiting.values()):
+                self.give_turn(waiting)
+        for replica in self._replicas.known.values():
+            self.unbind(replica)
+        self.queue.forget_ranks()
 
     def give_turn(self, waiting: Waiting) -> None:
         """Allow a parked call to start."""

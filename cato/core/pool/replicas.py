@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from cato.core.commands import Dispatch
+from cato.core.events import ReplicaReported
 from cato.core.ids import DeploymentName, InvocationId, ReplicaId
 from cato.core.pool.caches import CachePicture
 from cato.core.pool.pace import Pace
@@ -284,19 +285,69 @@ class Replica:
         )
 
 
-_BY_ID: Callable[[Replica], ReplicaId] = attrgetter("id")
+BY_ID: Callable[[Replica], ReplicaId] = attrgetter("id")
 
 
 class Replicas:
     """All replicas of a pool, and which of them accept work."""
 
-    __slots__ = ("accepting", "known", "open", "profiles")
+    __slots__ = ("accepting", "clock", "homes", "known", "open", "picture", "profiles")
 
     def __init__(self) -> None:
+        self.clock = Clock()
+        self.picture = CachePicture()
+        self.homes = Homes()
         self.known: dict[ReplicaId, Replica] = {}
         self.open: list[Replica] = []  # with room, by id
         self.accepting: list[Replica] = []  # by id
         self.profiles: tuple[Profile, ...] = ()  # that accept work
+
+    def report(self, event: ReplicaReported, versions: Iterator[int]) -> Replica:
+        """Add or update the replica that reports; `touch` it after that.
+
+        `versions`: see `Queue`.
+        """
+        replica = self.known.get(event.replica_id)
+        if replica is None:
+            replica = self.known[event.replica_id] = Replica(
+                self.clock,
+                self.picture,
+                self.homes,
+                self.homes.working_set(event.replica_id),
+                event.replica_id,
+                event.deployment,
+                event.profile,
+                event.max_running,
+                event.standby,
+                event.accepting,
+                event.now_s,
+                self.pace_of(event.profile),
+                Queue(versions),
+            )
+        is_changed = replica.host_tokens != event.host_tokens
+        if replica.pace.profile != event.profile:
+            is_changed, replica.pace = True, self.pace_of(event.profile)
+        replica.profile = replica.pace.corrected
+        replica.max_running = event.max_running
+        replica.standby = event.standby
+        replica.step_tokens = event.step_tokens
+        replica.host_tokens = event.host_tokens
+        replica.mixes_prompts = event.mixes_prompts
+        replica.accepting_work = event.accepting
+        replica.seen_at_s = event.now_s
+        if event.prefix_caching and (is_changed or not replica.has_prefix_cache):
+            capacity_tokens = event.profile.kv_capacity_tokens + event.host_tokens
+            self.picture.add(replica.id, capacity_tokens)
+        elif not event.prefix_caching:
+            self.picture.remove(replica.id)
+        replica.has_prefix_cache = event.prefix_caching
+        return replica
+
+    def lose(self, id: ReplicaId) -> Replica | None:
+        """Forget the replica and its cache; returns it if it was known."""
+        self.picture.remove(id)
+        self.homes.lose(id)
+        return self.known.pop(id, None)
 
     def touch(self, replica: Replica) -> None:
         """The load of a replica changed: update the lists."""
@@ -331,7 +382,7 @@ class Replicas:
 
     def check_invariants(self) -> None:
         """Assert that the state of the replicas is consistent."""
-        by_id = sorted(self.known.values(), key=_BY_ID)
+        by_id = sorted(self.known.values(), key=BY_ID)
         assert self.accepting == [r for r in by_id if r.accepting]
         has_room = [r for r in by_id if r.accepting and r.held < r.max_running + r.standby]
         assert self.open == has_room
@@ -348,7 +399,7 @@ class Replicas:
 
 def _list(replicas: list[Replica], replica: Replica, belongs: bool) -> None:
     """Insert `replica` into the list by id, or remove it."""
-    i = bisect_left(replicas, replica.id, key=_BY_ID)
+    i = bisect_left(replicas, replica.id, key=BY_ID)
     is_listed = i < len(replicas) and replicas[i] is replica
     if belongs and not is_listed:
         replicas.insert(i, replica)

@@ -25,18 +25,10 @@ from cato.engines.base import Engine
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.lab.bench.checkpoints import write_adapter
-from cato.measure.sweep import (
-    FULL,
-    QUICK,
-    Measured,
-    Plan,
-    Sweep,
-    Target,
-    adapter_steps,
-    evaluate,
-    first_token,
-    random_prompt,
-)
+from cato.measure.calls import first_token, random_prompt
+from cato.measure.evaluation import Measured, evaluate
+from cato.measure.points import FULL, QUICK, Plan, Target
+from cato.measure.sweep import Sweep, adapter_steps
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader, new_engine
 from cato.serve.engine_start import started

@@ -33,7 +33,9 @@ from cato.lab.live.rounds import Progress, ReplicaPoint
 from cato.lab.live.session import Options, Session
 from cato.lab.live.stage import Stage
 from cato.measure.check import CALLS, Verdict, check, mixed_run
-from cato.measure.sweep import Plan, Sweep, Target, evaluate
+from cato.measure.evaluation import evaluate
+from cato.measure.points import Plan, Target
+from cato.measure.sweep import Sweep
 from cato.profiles.schema import ProfileFile, Provenance
 
 CONTROL_TIMEOUT_S = 30.0

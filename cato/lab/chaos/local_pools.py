@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from cato.control.leases import Leases
 from cato.control.messages import Generate, Left, Stop, Told
 from cato.core.administration import AuditEntry, Change
+from cato.core.budgets import NodeEstimate
 from cato.core.commands import Dispatch, Preempt
 from cato.core.errors import EngineDeadError, ReplicaLostError, StartingError, UnknownNameError
 from cato.core.events import Event, InvocationOffered, ReplicaLost, Ticked
@@ -27,7 +28,6 @@ from cato.core.profile import Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutBook, RolloutOrder, action_of
-from cato.core.runs import NodeEstimate
 from cato.core.slots import SlotReport
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import (
@@ -52,9 +52,10 @@ from cato.serve.replica import Replica, Report
 from cato.store.errors import StoreUnavailableError
 from cato.store.store import MetadataStore
 from cato.telemetry.decisions import DecisionBook
-from cato.telemetry.metrics import RunMetrics, render_fleet
+from cato.telemetry.metrics import render_fleet
 from cato.telemetry.overview import FleetState, Overview, overview
 from cato.telemetry.recent import RecentRuns
+from cato.telemetry.run_metrics import RunMetrics
 
 # Only the newest are kept: drills run for hours.
 MAX_RECEIPTS = 1_000

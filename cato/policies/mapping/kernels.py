@@ -191,21 +191,10 @@ def exhaust(
 
 @compiled
 def anneal(
-    execution_s: Floats,
-    latest_s: Floats,
-    waited_s: float,
-    cap: int,
-    seed: int,
-    start: float,
-    end: float,
-    decay: float,
-    iterations: int,
-    heat: float,
-    acceptance: int,
-    keep_best: bool,
-    reset_counter: bool,
-    count_waits: bool,
-) -> tuple[float, Ints, Ints]:
+    execution_s: Floats, latest_s: Floats, waited_s: float, cap: int, seed: int, start: float,
+    end: float, decay: float, iterations: int, heat: float, acceptance: int, keep_best: bool,
+    reset_counter: bool, count_waits: bool,
+) -> tuple[float, Ints, Ints]:  # fmt: skip
     """Simulated annealing of SLO-SA; the settings are those of `SimulatedAnnealing`."""
     n = execution_s.shape[0]
     state = np.full(1, np.uint64(seed))
@@ -354,13 +343,8 @@ def smith(work_s: Floats, due_s: Floats, kept: NDArray[np.bool_]) -> Ints:
 
 @compiled
 def moore_smith(
-    execution_s: Floats,
-    latest_s: Floats,
-    waited_s: float,
-    cap: int,
-    seed: int,
-    max_visits: int,
-) -> tuple[float, Ints, Ints]:
+    execution_s: Floats, latest_s: Floats, waited_s: float, cap: int, seed: int, max_visits: int,
+) -> tuple[float, Ints, Ints]:  # fmt: skip
     """Local search from the best of the constructed starts, with restarts after random kicks.
 
     `max_visits` bounds the work: requests visited while moves are evaluated, two for each
@@ -376,10 +360,7 @@ def moore_smith(
         work_s = execution_s[:, b - 1] / b
         due_s = latest_s[:, b - 1] + work_s
         cut_evenly(n, b, trial)
-        for start in (
-            smith(work_s, due_s, moore_hodgson(work_s, due_s)),
-            ascending(work_s),
-        ):
+        for start in (smith(work_s, due_s, moore_hodgson(work_s, due_s)), ascending(work_s)):
             found = score(execution_s, latest_s, waited_s, start, trial)
             if found > value:
                 value, order = found, start
@@ -460,16 +441,9 @@ def _shift(places: Ints, source: int, target: int) -> None:
 
 @compiled
 def _from(
-    execution_s: Floats,
-    latest_s: Floats,
-    rows: Ints,
-    filled: Ints,
-    places: Ints,
-    before: Floats,
-    first: int,
-    last: int,
-    visits: Ints,
-) -> float:
+    execution_s: Floats, latest_s: Floats, rows: Ints, filled: Ints, places: Ints, before: Floats,
+    first: int, last: int, visits: Ints,
+) -> float:  # fmt: skip
     """`rated` of all batches; those before place `first` are taken from `before`."""
     now_s, met, total_s = before[first, 0], int(before[first, 1]), before[first, 2]
     for j in range(first, last):
@@ -490,15 +464,9 @@ def _from(
 
 @compiled
 def _remember(
-    execution_s: Floats,
-    latest_s: Floats,
-    rows: Ints,
-    filled: Ints,
-    places: Ints,
-    before: Floats,
-    first: int,
-    last: int,
-) -> None:
+    execution_s: Floats, latest_s: Floats, rows: Ints, filled: Ints, places: Ints, before: Floats,
+    first: int, last: int,
+) -> None:  # fmt: skip
     """Update `before`: start, requests met and summed latency ahead of each place."""
     for j in range(first, last):
         row = places[j]
@@ -517,135 +485,175 @@ def _remember(
 
 
 @compiled
+def _better(found: float, value: float) -> bool:
+    return found > value + _GAIN * abs(value)
+
+
+@compiled
+def _take_out(rows: Ints, filled: Ints, row: int, x: int) -> int:
+    """Take request x out of a batch; its last request gets that place."""
+    i = rows[row, x]
+    filled[row] -= 1
+    rows[row, x] = rows[row, filled[row]]
+    return int(i)
+
+
+@compiled
+def _put_back(rows: Ints, filled: Ints, row: int, x: int, i: int) -> None:
+    """Undo `_take_out`."""
+    rows[row, filled[row]] = rows[row, x]
+    rows[row, x] = i
+    filled[row] += 1
+
+
+@compiled
+def _join(
+    execution_s: Floats, latest_s: Floats, rows: Ints, filled: Ints, places: Ints, before: Floats,
+    a: int, x: int, c: int, m: int, value: float, visits: Ints,
+) -> float:  # fmt: skip
+    """Move request x of the batch at a into that at c; undone unless the value rises."""
+    row, other = places[a], places[c]
+    i = _take_out(rows, filled, row, x)
+    rows[other, filled[other]] = i
+    filled[other] += 1
+    found = _from(execution_s, latest_s, rows, filled, places, before, min(a, c), m, visits)
+    if _better(found, value):
+        return found
+    filled[other] -= 1
+    _put_back(rows, filled, row, x, i)
+    return value
+
+
+@compiled
+def _swap(
+    execution_s: Floats, latest_s: Floats, rows: Ints, filled: Ints, places: Ints, before: Floats,
+    a: int, x: int, c: int, m: int, value: float, visits: Ints,
+) -> float:  # fmt: skip
+    """Swap request x of the batch at a with one of that at c, if the value rises."""
+    row, other = places[a], places[c]
+    for y in range(filled[other]):
+        rows[row, x], rows[other, y] = rows[other, y], rows[row, x]
+        found = _from(execution_s, latest_s, rows, filled, places, before, min(a, c), m, visits)
+        if _better(found, value):
+            return found
+        rows[row, x], rows[other, y] = rows[other, y], rows[row, x]
+    return value
+
+
+@compiled
+def _stand_alone(
+    execution_s: Floats, latest_s: Floats, rows: Ints, filled: Ints, places: Ints, before: Floats,
+    a: int, x: int, m: int, value: float, visits: Ints,
+) -> float:  # fmt: skip
+    """Move request x of the batch at a into a new one at any place, if the value rises."""
+    row, fresh = places[a], places[m]
+    i = _take_out(rows, filled, row, x)
+    filled[fresh] = 1
+    rows[fresh, 0] = i
+    for c in range(m, -1, -1):
+        places[m if c == m else c + 1] = places[c]
+        places[c] = fresh
+        first = min(a, c)
+        found = _from(execution_s, latest_s, rows, filled, places, before, first, m + 1, visits)
+        if _better(found, value):
+            _remember(execution_s, latest_s, rows, filled, places, before, first, m + 1)
+            return found
+    _shift(places, 0, m)
+    filled[fresh] = 0
+    _put_back(rows, filled, row, x, i)
+    return value
+
+
+@compiled
+def _move_request(
+    execution_s: Floats, latest_s: Floats, rows: Ints, filled: Ints, places: Ints, before: Floats,
+    a: int, x: int, m: int, cap: int, value: float, visits: Ints,
+) -> tuple[float, int]:  # fmt: skip
+    """The first better move of request x of the batch at a: value and number of batches then."""
+    row = places[a]
+    for c in range(m):
+        if c == a:
+            continue
+        found = value
+        if filled[places[c]] < cap:
+            found = _join(
+                execution_s, latest_s, rows, filled, places, before, a, x, c, m, value, visits
+            )
+        if found == value and c > a:
+            found = _swap(
+                execution_s, latest_s, rows, filled, places, before, a, x, c, m, value, visits
+            )
+        if found != value:
+            if filled[row] == 0:
+                _to_end(places, a)
+                m -= 1
+            _remember(execution_s, latest_s, rows, filled, places, before, min(a, c), m)
+            return found, m
+    if filled[row] > 1:
+        found = _stand_alone(
+            execution_s, latest_s, rows, filled, places, before, a, x, m, value, visits
+        )
+        if found != value:
+            return found, m + 1
+    return value, m
+
+
+@compiled
+def _move_batches(
+    execution_s: Floats, latest_s: Floats, rows: Ints, filled: Ints, places: Ints, before: Floats,
+    m: int, value: float, visits: Ints, max_visits: int,
+) -> float:  # fmt: skip
+    """Move each batch to any place at which the value rises."""
+    for a in range(m):
+        for c in range(m):
+            if c == a or visits[0] >= max_visits:
+                continue
+            _shift(places, a, c)
+            visits[0] += abs(a - c)
+            found = _from(execution_s, latest_s, rows, filled, places, before, min(a, c), m, visits)
+            if _better(found, value):
+                value = found
+                _remember(execution_s, latest_s, rows, filled, places, before, min(a, c), m)
+            else:
+                _shift(places, c, a)
+    return value
+
+
+@compiled
 def _descend(
-    execution_s: Floats,
-    latest_s: Floats,
-    waited_s: float,
-    cap: int,
-    rows: Ints,
-    filled: Ints,
-    places: Ints,
-    visits: Ints,
-    max_visits: int,
-) -> float:
+    execution_s: Floats, latest_s: Floats, waited_s: float, cap: int, rows: Ints, filled: Ints,
+    places: Ints, visits: Ints, max_visits: int,
+) -> float:  # fmt: skip
     """Take the first better neighbour until there is none or `max_visits` is reached, in place.
 
     Neighbours: a request in another batch (squeeze and delay, over any distance), alone in a new
     batch, or swapped with one of another batch; a batch at another place.
     """
-    n = places.size
-    before = np.zeros((n + 1, 3))
+    before = np.zeros((places.size + 1, 3))
     before[0, 2] = waited_s
     m = _count(filled, places)
     _remember(execution_s, latest_s, rows, filled, places, before, 0, m)
     value = rated(int(before[m, 1]), before[m, 2])
     quiet = False
     while not quiet and visits[0] < max_visits:
-        quiet = True
+        former = value
         a = 0
         while a < m and visits[0] < max_visits:
             row = places[a]
             x = 0
             while x < filled[row]:
-                moved = False
-                for c in range(m):
-                    other = places[c]
-                    if c == a:
-                        continue
-                    first = min(a, c)
-                    if filled[other] < cap:
-                        i = rows[row, x]
-                        filled[row] -= 1
-                        rows[row, x] = rows[row, filled[row]]
-                        rows[other, filled[other]] = i
-                        filled[other] += 1
-                        found = _from(
-                            execution_s, latest_s, rows, filled, places, before, first, m, visits
-                        )
-                        if found > value + _GAIN * abs(value):
-                            if filled[row] == 0:
-                                _to_end(places, a)
-                                m -= 1
-                            value, moved = found, True
-                        else:
-                            filled[other] -= 1
-                            rows[row, filled[row]] = rows[row, x]
-                            rows[row, x] = i
-                            filled[row] += 1
-                    if not moved and c > a:
-                        for y in range(filled[other]):
-                            rows[row, x], rows[other, y] = rows[other, y], rows[row, x]
-                            found = _from(
-                                execution_s,
-                                latest_s,
-                                rows,
-                                filled,
-                                places,
-                                before,
-                                first,
-                                m,
-                                visits,
-                            )
-                            if found > value + _GAIN * abs(value):
-                                value, moved = found, True
-                                break
-                            rows[row, x], rows[other, y] = rows[other, y], rows[row, x]
-                    if moved:
-                        _remember(execution_s, latest_s, rows, filled, places, before, first, m)
-                        break
-                if not moved and filled[row] > 1:
-                    # Alone, in a free row, before the batch at place c.
-                    i = rows[row, x]
-                    filled[row] -= 1
-                    rows[row, x] = rows[row, filled[row]]
-                    fresh = places[m]
-                    filled[fresh] = 1
-                    rows[fresh, 0] = i
-                    for c in range(m, -1, -1):
-                        places[m if c == m else c + 1] = places[c]
-                        places[c] = fresh
-                        first = min(a, c)
-                        found = _from(
-                            execution_s,
-                            latest_s,
-                            rows,
-                            filled,
-                            places,
-                            before,
-                            first,
-                            m + 1,
-                            visits,
-                        )
-                        if found > value + _GAIN * abs(value):
-                            value, moved = found, True
-                            m += 1
-                            _remember(execution_s, latest_s, rows, filled, places, before, first, m)
-                            break
-                    if not moved:
-                        _shift(places, 0, m)
-                        filled[fresh] = 0
-                        rows[row, filled[row]] = rows[row, x]
-                        rows[row, x] = i
-                        filled[row] += 1
-                if moved:
-                    quiet = False
+                found, m = _move_request(
+                    execution_s, latest_s, rows, filled, places, before, a, x, m, cap, value, visits
+                )
+                if found != value:
+                    value = found
                     break
                 x += 1
             a += 1
-        for a in range(m):
-            for c in range(m):
-                if c == a or visits[0] >= max_visits:
-                    continue
-                _shift(places, a, c)
-                visits[0] += abs(a - c)
-                found = _from(
-                    execution_s, latest_s, rows, filled, places, before, min(a, c), m, visits
-                )
-                if found > value + _GAIN * abs(value):
-                    value, quiet = found, False
-                    _remember(execution_s, latest_s, rows, filled, places, before, min(a, c), m)
-                else:
-                    _shift(places, c, a)
+        value = _move_batches(
+            execution_s, latest_s, rows, filled, places, before, m, value, visits, max_visits
+        )
+        quiet = value == former
     return value
 
 

@@ -70,26 +70,44 @@ UNKNOWN_KEY = Failure(
 
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(prefix="/v1/admin", tags=["administration"])
-    records = ingress.service.records
-    changes = Changes()
+    desk = _Desk(ingress)
+    _add_tenants(router, desk)
+    _add_keys(router, desk)
+    _add_endings(router, desk)
+    _add_audit(router, desk)
+    return router
 
-    def changing(request: Request) -> Caller:
+
+class _Desk:
+    """What the routes share."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        self.ingress = ingress
+        self.records = ingress.service.records
+        self._changes = Changes()
+
+    def changing(self, request: Request) -> Caller:
+        """The caller, who may change keys now."""
         caller = admin(caller_of(request))
-        changes.take(caller, time.monotonic())
+        self._changes.take(caller, time.monotonic())
         return caller
 
-    async def body_of(request: Request) -> dict[str, object]:
-        return await read_object(request, min(MAX_BYTES, ingress.max_body_bytes))
+    async def body_of(self, request: Request) -> dict[str, object]:
+        return await read_object(request, min(MAX_BYTES, self.ingress.max_body_bytes))
 
-    async def known(caller: Caller, id: str) -> ApiKey | None:
-        keys = (await records.access()).keys
+    async def known(self, caller: Caller, id: str) -> ApiKey | None:
+        keys = (await self.records.access()).keys
         return next((k for k in keys if k.id == id and caller.sees in (None, k.tenant)), None)
 
-    async def changed(request: Request, caller: Caller, change: Change) -> Response:
-        done = await records.administer(change, caller.who, caller.sees)
+    async def changed(self, request: Request, caller: Caller, change: Change) -> Response:
+        done = await self.records.administer(change, caller.who, caller.sees)
         if not isinstance(done, ApiKey):
             return answer(request, UNKNOWN_KEY)
         return JsonAnswer(_key(done), headers=NO_STORE)
+
+
+def _add_tenants(router: APIRouter, desk: _Desk) -> None:
+    records = desk.records
 
     @router.get("/tenants", responses=document.TENANTS)
     async def tenants(request: Request) -> Response:
@@ -109,9 +127,13 @@ def routes(ingress: Ingress) -> APIRouter:
         """Replace all limits of a tenant; operators only. A limit that is null or absent is
         removed."""
         caller = admin(caller_of(request), operator=True)
-        limits = _limits(tenant, await body_of(request))
+        limits = _limits(tenant, await desk.body_of(request))
         await records.administer(SetTenant(limits), caller.who, None)
         return JsonAnswer(_tenant(await records.access(), tenant), headers=NO_STORE)
+
+
+def _add_keys(router: APIRouter, desk: _Desk) -> None:
+    records = desk.records
 
     @router.get("/keys", responses=document.KEYS)
     async def keys(request: Request) -> Response:
@@ -125,8 +147,8 @@ def routes(ingress: Ingress) -> APIRouter:
     async def create(request: Request) -> Response:
         """Create an API key; only this response contains its secret. A tenant admin cannot grant
         more rights than its own key has."""
-        caller = changing(request)
-        wanted = _wanted_key(ingress, caller, await body_of(request))
+        caller = desk.changing(request)
+        wanted = _wanted_key(desk.ingress, caller, await desk.body_of(request))
         check_may_give(caller, wanted)
         check_has_room(caller, (await records.access()).keys)
         secret, key = with_secret(wanted, time.time())
@@ -137,11 +159,11 @@ def routes(ingress: Ingress) -> APIRouter:
     async def rotate(request: Request, key: str) -> Response:
         """Replace a key by a new one with the same rights and no expiry; the old key stays valid
         for `hours`."""
-        caller = changing(request)
-        body = await body_of(request)
+        caller = desk.changing(request)
+        body = await desk.body_of(request)
         known_keys(body, ("hours",), '{"hours": number}')
         hours = _number(body, "hours", 24 * MAX_DAYS, at_least_zero=True)
-        old = await known(caller, key)
+        old = await desk.known(caller, key)
         if old is None:
             return answer(request, UNKNOWN_KEY)
         check_may_give(caller, old)
@@ -156,28 +178,32 @@ def routes(ingress: Ingress) -> APIRouter:
             return answer(request, UNKNOWN_KEY)
         return JsonAnswer({**_key(new), "secret": secret}, headers=NO_STORE)
 
+
+def _add_endings(router: APIRouter, desk: _Desk) -> None:
     @router.post("/keys/{key}/end", responses=document.KEY)
     async def end(request: Request, key: str) -> Response:
         """End a key now; it stops working within two seconds."""
-        caller = changing(request)
-        found = await known(caller, key)
+        caller = desk.changing(request)
+        found = await desk.known(caller, key)
         if found is None:
             return answer(request, UNKNOWN_KEY)
         if found.role is Role.OPERATOR:
             admin(caller, operator=True)
-        return await changed(request, caller, EndKey(key, time.time()))
+        return await desk.changed(request, caller, EndKey(key, time.time()))
 
     @router.delete("/keys/{key}", responses=document.KEY)
     async def delete(request: Request, key: str) -> Response:
         """Delete a key that has ended; its usage records stay."""
-        caller = changing(request)
-        found = await known(caller, key)
+        caller = desk.changing(request)
+        found = await desk.known(caller, key)
         if found is None:
             return answer(request, UNKNOWN_KEY)
         if found.is_valid(time.time()):
             raise InputError("this key is still valid; end it before deleting it", "key")
-        return await changed(request, caller, DeleteKey(key))
+        return await desk.changed(request, caller, DeleteKey(key))
 
+
+def _add_audit(router: APIRouter, desk: _Desk) -> None:
     @router.get("/audit", **document.AUDIT)
     async def audit(request: Request) -> Response:
         """Administrative changes by HTTP and command line, newest first: author, action, and the
@@ -186,10 +212,8 @@ def routes(ingress: Ingress) -> APIRouter:
         limit = _query_number(request, "limit") or 100
         if limit > MAX_ENTRIES:
             raise InputError(f"limit must be at most {MAX_ENTRIES}", "limit")
-        entries = await records.audit(caller.sees, limit, _query_number(request, "below"))
+        entries = await desk.records.audit(caller.sees, limit, _query_number(request, "below"))
         return JsonAnswer({"object": "list", "data": [asdict(e) for e in entries]}, 200, NO_STORE)
-
-    return router
 
 
 def _key(key: ApiKey) -> dict[str, object]:

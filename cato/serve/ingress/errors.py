@@ -109,6 +109,10 @@ _SUPERSEDED = Failure(
 )  # fmt: skip
 
 
+# The parameter that names what is unknown.
+_PARAM_OF = {"model": "model", "task": "task", "rollout": "name"}
+
+
 def invalid(message: str, param: str | None, code: str | None = None) -> Failure:
     return Failure(400, message, "invalid_request_error", code, param)
 
@@ -116,16 +120,11 @@ def invalid(message: str, param: str | None, code: str | None = None) -> Failure
 def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> Failure:
     """The response for `error`; `has_replicas` says whether a pool has a ready replica."""
     match error:
-        case UnknownNameError(kind="model"):
+        case UnknownNameError(kind=kind) if kind in _PARAM_OF:
             return Failure(
-                404, str(error), "invalid_request_error", "model_not_found", param="model"
-            )
-        case UnknownNameError(kind="task"):
-            return Failure(404, str(error), "invalid_request_error", "task_not_found", param="task")
-        case UnknownNameError(kind="rollout"):
-            return Failure(
-                404, str(error), "invalid_request_error", "rollout_not_found", param="name"
-            )
+                404, str(error), "invalid_request_error", f"{kind}_not_found",
+                param=_PARAM_OF[kind],
+            )  # fmt: skip
         case ContextLengthError():
             return _too_long(error)
         case InputError():
@@ -158,27 +157,8 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 "server_error", "engine_lost", problem=str(error),
                 headers=_soon(LOST_RETRY_S),
             )  # fmt: skip
-        case EngineError(status=404 | 405 | 501):
-            return Failure(
-                404, "This model's engine does not support this endpoint.",
-                "invalid_request_error", "not_supported", problem=str(error),
-            )  # fmt: skip
-        case EngineError(status=429):
-            return Failure(
-                429, "The model's engine accepts no more work now; try again in a moment.",
-                "rate_limit_error", FULL, problem=str(error), headers=_soon(MIN_RETRY_S),
-            )  # fmt: skip
-        case EngineError(status=status) if 400 <= status < 500:
-            field = f"the value of {error.param}" if error.param else "the request"
-            return Failure(
-                400, f"This model's engine rejected {field}; see X-CATO-Problem for the reason.",
-                "invalid_request_error", None, error.param, problem=str(error),
-            )  # fmt: skip
         case EngineError():
-            return Failure(
-                502, "The model's engine failed while serving this request.", "server_error",
-                "engine_failed", problem=str(error),
-            )  # fmt: skip
+            return _of_engine(error)
         case StoreError():
             return Failure(
                 503, "The store is unavailable; try again later.",
@@ -205,6 +185,31 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return Failure(
                 500, "Internal server error; see the ingress log for this request id.",
                 "server_error", "internal_error",
+            )  # fmt: skip
+
+
+def _of_engine(error: EngineError) -> Failure:
+    match error.status:
+        case 404 | 405 | 501:
+            return Failure(
+                404, "This model's engine does not support this endpoint.",
+                "invalid_request_error", "not_supported", problem=str(error),
+            )  # fmt: skip
+        case 429:
+            return Failure(
+                429, "The model's engine accepts no more work now; try again in a moment.",
+                "rate_limit_error", FULL, problem=str(error), headers=_soon(MIN_RETRY_S),
+            )  # fmt: skip
+        case status if status is not None and 400 <= status < 500:
+            field = f"the value of {error.param}" if error.param else "the request"
+            return Failure(
+                400, f"This model's engine rejected {field}; see X-CATO-Problem for the reason.",
+                "invalid_request_error", None, error.param, problem=str(error),
+            )  # fmt: skip
+        case _:
+            return Failure(
+                502, "The model's engine failed while serving this request.", "server_error",
+                "engine_failed", problem=str(error),
             )  # fmt: skip
 
 

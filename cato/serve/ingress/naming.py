@@ -29,13 +29,7 @@ from cato.core.errors import AccessError, InputError, StartingError, UnknownName
 from cato.core.ids import TaskName
 from cato.core.workflow import LlmSettings, Workflow
 from cato.serve.ingress import virtual
-from cato.serve.ingress.context import (
-    Ingress,
-    caller_of,
-    check_task,
-    remember_drawn,
-    session_of,
-)
+from cato.serve.ingress.context import Ingress, caller_of, check_task, remember_drawn, session_of
 from cato.serve.ingress.hints import SlaClass
 from cato.serve.pools import PoolInfo, pool_named
 
@@ -124,10 +118,7 @@ def resolve(
 
 
 def model_of_task(
-    ingress: Ingress,
-    request: Request,
-    task: TaskName,
-    session: Callable[[], str] | None = None,
+    ingress: Ingress, request: Request, task: TaskName, session: Callable[[], str] | None = None
 ) -> str:
     """The model that gets a request directly instead of `task`, if its caller may call it; rollouts
     choose as in `resolve`.
@@ -151,7 +142,7 @@ def _drawn(
     if model not in ingress.service.records.rollouts():
         return model
     asked = session_of(request, None) if session is None else session()
-    chosen, drawn = ingress.service.draw(model, asked)
+    chosen, drawn = ingress.service.arms.draw(model, asked)
     caller = caller_of(request)
     if not caller.may_call((model,)) and not caller.may_call(names_of(ingress, chosen)):
         return model

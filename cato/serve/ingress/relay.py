@@ -10,13 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.runs import FinishRun
-from cato.serve.executor import Piece, RunningTask
+from cato.serve.executor import RunningTask
 from cato.serve.ingress.answers import WrittenForm
 from cato.serve.ingress.calls import whole_call
 from cato.serve.ingress.context import Ingress, finish_of
 from cato.serve.ingress.exchange import Exchange, streamed
 from cato.serve.ingress.jsons import DONE_EVENT, sse
 from cato.serve.ingress.receipts import as_json
+from cato.serve.invoker import Piece
 from cato.wire.choices import ChoicesWriter, UsageIn
 from cato.wire.events import Event, event_bytes
 

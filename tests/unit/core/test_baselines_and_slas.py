@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from cato.cli import app
 from cato.core.baseline import baseline_s, warning
+from cato.core.budgets import NodeEstimate
 from cato.core.estimates import FIRST_TOKEN_S, SERVICE_S, NodeMean
 from cato.core.ids import NodeId, TaskName
-from cato.core.runs import NodeEstimate
 from cato.core.slo import Slo, SloMetric
 from cato.store.store import MetadataStore
 

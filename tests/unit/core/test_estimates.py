@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kits.builders import llm_facts
 
+from cato.core.budgets import NodeEstimate
 from cato.core.estimates import WEIGHT, Baselines, NodeMean, PoolErrors, PredictionErrors
 from cato.core.ids import NodeId, PoolName, RunId, TaskName
 from cato.core.receipt import NodeReceipt, SlaReceipt
-from cato.core.runs import NodeEstimate
 
 A, B = NodeId("a"), NodeId("b")
 

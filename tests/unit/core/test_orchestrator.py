@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits.builders import a_profile, a_report, an_invocation
 
-from cato.core.buffers import replaced_by
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.decision import Admit, Defer, Hold, Rank, Route
 from cato.core.events import (
@@ -31,12 +30,7 @@ from cato.core.events import (
 from cato.core.fairness import TokenShares
 from cato.core.ids import InvocationId, PoolName, ReplicaId, RunId
 from cato.core.length import LengthBelief
-from cato.core.orchestrator import (
-    LEASE_GRACE_S,
-    MAX_HEAD_START_S,
-    SILENCE_S,
-    PoolOrchestrator,
-)
+from cato.core.orchestrator import SILENCE_S, PoolOrchestrator
 from cato.core.policies import (
     ADMIT_ALWAYS,
     AdmissionPolicy,
@@ -45,6 +39,8 @@ from cato.core.policies import (
     RoutingPolicy,
     Work,
 )
+from cato.core.pool.buffers import MAX_HEAD_START_S, replaced_by
+from cato.core.pool.leases import LEASE_GRACE_S
 from cato.core.pool.refusal import MIN_RETRY_AFTER_S
 from cato.core.pool.replicas import expected_wait_s
 from cato.core.profile import Profile
@@ -1047,7 +1043,7 @@ def check_picture(pool: PoolOrchestrator, books: Books, now_s: float, *, never_i
 
 
 def check_prompts_ahead(pool: PoolOrchestrator, r: ReplicaSnapshot) -> None:
-    leases = [lease for lease in pool._leases.values() if lease.replica_id == r.id]
+    leases = [lease for lease in pool._leases.by_id.values() if lease.replica_id == r.id]
     ahead = [x.uncached_tokens for x in leases if x.running.first_token_at_s is None]
     assert (r.prefilling, r.prompt_tokens_ahead) == (len(ahead), sum(ahead))
     assert r.context_tokens == sum(lease.running.context_tokens for lease in leases)
@@ -1058,13 +1054,13 @@ def check_counters(pool: PoolOrchestrator, books: Books) -> None:
     """What the pool counts on the way is what there is."""
     pool.check_invariants()
     assert pool._backlog.prompt_tokens == sum(books.prompts.values())
-    assert set(pool._unbound) == books.unbound
+    assert set(pool._backlog.unbound) == books.unbound
     assert pool._taken_back == books.taken_back
     if books.binds_late:
-        assert pool._saved == pytest.approx(books.saved)
+        assert pool._dispatcher.saved == pytest.approx(books.saved)
         for tenant in {str(call["tenant"]) for call in CALLS.values()}:
-            assert pool._shares.waiting(tenant) == books.shares.waiting(tenant)
-            assert pool._shares.served(tenant) == pytest.approx(books.shares.served(tenant))
+            assert pool._backlog.shares.waiting(tenant) == books.shares.waiting(tenant)
+            assert pool._backlog.shares.served(tenant) == pytest.approx(books.shares.served(tenant))
 
 
 @settings(max_examples=120)
@@ -1156,9 +1152,19 @@ def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: li
     picture = pool.picture(end_s)
     assert picture.queued == 0
     assert [(r.held, r.prefilling, r.queued) for r in picture.replicas] == [(0, 0, 0)] * 3
-    for books in (pool._waiting, pool._leases, pool._adopters, pool._taken_back, pool._unbound):
+    for books in (
+        pool._waiting,
+        pool._leases.by_id,
+        pool._leases._adopters,
+        pool._taken_back,
+        pool._backlog.unbound,
+    ):
         assert not books
-    assert (pool._backlog.prompt_tokens, pool._backlog.load_s, pool._shares.tenants_waiting) == (
+    assert (
+        pool._backlog.prompt_tokens,
+        pool._backlog.load_s,
+        pool._backlog.shares.tenants_waiting,
+    ) == (
         0,
         0,
         0,

@@ -10,7 +10,8 @@ from kits.builders import a_profile, a_report, an_invocation
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.events import InvocationEnded, InvocationOffered
 from cato.core.ids import InvocationId, PoolName, ReplicaId, RunId
-from cato.core.orchestrator import MAX_BUFFERS, MAX_HEAD_START_S, PoolOrchestrator
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.pool.buffers import MAX_BUFFERS, MAX_HEAD_START_S
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of

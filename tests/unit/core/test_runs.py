@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits.builders import Says, a_node, a_workflow, always, broken, llm_facts
 
+from cato.core.budgets import NodeEstimate
 from cato.core.ids import NodeId, RunId
 from cato.core.runs import (
     AbandonNode,
     FinishRun,
     NodeDone,
-    NodeEstimate,
     NodeFailed,
     Run,
     RunCancelled,

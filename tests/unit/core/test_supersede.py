@@ -30,7 +30,7 @@ from kits.builders import an_invocation
 
 from cato.core.errors import SupersededError
 from cato.core.ids import RunId
-from cato.core.orchestrator import MAX_HEAD_START_S
+from cato.core.pool.buffers import MAX_HEAD_START_S
 from cato.core.runs import RunCancelled
 from cato.core.snapshot import Invocation
 from cato.engines.simulated import simulated_text

@@ -13,21 +13,10 @@ from cato.core.errors import InputError
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec
 from cato.engines.simulated import SimulatedEngine
-from cato.measure.sweep import (
-    NEW_TOKENS,
-    AdapterStep,
-    Comparison,
-    DecodeStep,
-    FirstToken,
-    Measured,
-    Plan,
-    Stall,
-    Sweep,
-    Target,
-    adapter_steps,
-    evaluate,
-    prompt_steps,
-)
+from cato.measure.calls import DecodeStep, FirstToken
+from cato.measure.evaluation import Comparison, Measured, Stall, evaluate, prompt_steps
+from cato.measure.points import NEW_TOKENS, Plan, Target
+from cato.measure.sweep import AdapterStep, Sweep, adapter_steps
 from cato.profiles.load import load_profile
 
 PROFILES = Path(__file__).parents[3] / "profiles"

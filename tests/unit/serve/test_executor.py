@@ -34,7 +34,7 @@ from cato.core.receipt import SUPERSEDED, SlaReceipt
 from cato.core.workflow import LlmSettings, TransformSettings
 from cato.engines.simulated import simulated_text
 from cato.lab.chaos.local_pools import LocalPool
-from cato.serve.executor import MAX_LOSSES
+from cato.serve.attempts import MAX_LOSSES
 from cato.serve.service import Origin
 from cato.wire.answer import Text
 from cato.wire.endpoint import Endpoint

@@ -11,7 +11,7 @@ from cato.core.estimates import PoolErrors
 from cato.core.ids import PoolName
 from cato.core.receipt import LlmFacts, SlaReceipt
 from cato.store.state import StoreState
-from cato.telemetry.metrics import RunMetrics
+from cato.telemetry.run_metrics import RunMetrics
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cato.core.ids import ReplicaId
 from cato.store.state import StoreState
-from cato.telemetry.metrics import RunMetrics, render_fleet
+from cato.telemetry.metrics import render_fleet
 from cato.telemetry.overview import FleetState
+from cato.telemetry.run_metrics import RunMetrics
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "cato" / "telemetry" / "README.md"

@@ -55,27 +55,16 @@ _SHAPE = '{"input_file_id": str, "endpoint": str, "completion_window": "24h", "m
 
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["openai"])
+    _add_files(router, ingress)
+    _add_batches(router, ingress)
+    return router
 
-    def room() -> BatchRoom:
-        if ingress.batches is None:
-            raise AccessError(
-                404, "batches_off",
-                "Files and batches are off in this deployment; an operator can set `batches` in "
-                "the ingress args.",
-            )  # fmt: skip
-        return ingress.batches
 
-    def folder_of(request: Request) -> TenantFolder:
-        return TenantFolder.of(room().root, caller_of(request).tenant)
-
-    def seen_by(request: Request) -> list[TenantFolder]:
-        """The folders whose files and batches the caller may list: all, for operators."""
-        return tenants(room().root) if caller_of(request).sees is None else [folder_of(request)]
-
+def _add_files(router: APIRouter, ingress: Ingress) -> None:
     @router.post("/v1/files", **document.UPLOAD)
     async def upload(request: Request) -> Response:
         """Upload a file of requests (`purpose` must be `batch`)."""
-        folder, most = folder_of(request), room().limits
+        folder, most = _folder(ingress, request), _room(ingress).limits
         declared = request.headers.get("content-length", "")
         if not declared.isdecimal():
             raise InputError("an upload must have the header Content-Length")
@@ -99,14 +88,14 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.get("/v1/files", responses=document.FILES)
     async def files(request: Request) -> Response:
         """The tenant's files, batch results included, newest first; all tenants' for operators."""
-        found = await asyncio.to_thread(_all, [f.files for f in seen_by(request)])
+        found = await asyncio.to_thread(_all, [f.files for f in _seen_by(ingress, request)])
         found.sort(key=lambda f: (f.created_at, f.id), reverse=True)
         return _list([_file(f) for f in found])
 
     @router.get("/v1/files/{file_id}", responses=document.FILE)
     async def file(request: Request, file_id: str) -> Response:
         """One file."""
-        for folder in seen_by(request):
+        for folder in _seen_by(ingress, request):
             if (found := await asyncio.to_thread(folder.file, file_id)) is not None:
                 return JsonAnswer(_file(found))
         raise _no_file("file_id")
@@ -114,29 +103,31 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.get("/v1/files/{file_id}/content", responses=document.CONTENT)
     async def content(request: Request, file_id: str) -> Response:
         """The lines of a file; the tenant's own only, also for operators."""
-        found, folder = await own_file(request, file_id), folder_of(request)
+        found, folder = await _own_file(ingress, request, file_id), _folder(ingress, request)
         return FileResponse(folder.content(found.id), media_type="application/jsonl")
 
     @router.delete("/v1/files/{file_id}", responses=document.DELETED)
     async def delete(request: Request, file_id: str) -> Response:
         """Delete a file. A batch that still needs it must be cancelled first."""
-        found, folder = await own_file(request, file_id), folder_of(request)
+        found, folder = await _own_file(ingress, request, file_id), _folder(ingress, request)
         batches = [folder.batch(id) for id in folder.open_ids()]
         if any(b is not None and b.input_file_id == found.id for b in batches):
             raise InputError("a running batch needs this file; cancel the batch first", "file_id")
         await asyncio.to_thread(folder.delete_file, found.id)
         return JsonAnswer({"id": found.id, "object": "file", "deleted": True})
 
+
+def _add_batches(router: APIRouter, ingress: Ingress) -> None:
     @router.post("/v1/batches", **document.START_BATCH)
     async def create(request: Request) -> Response:
         """Run the requests of a file when there is spare capacity."""
-        folder, most = folder_of(request), room().limits
+        folder, most = _folder(ingress, request), _room(ingress).limits
         body = await read_object(request, MAX_BODY_BYTES)
         known_keys(body, _FIELDS, _SHAPE)
         endpoint, window_h = body.get("endpoint"), _window_h(body.get("completion_window"))
         if endpoint not in ENDPOINTS:
             raise InputError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
-        source = await own_file(request, str(body.get("input_file_id")), "input_file_id")
+        source = await _own_file(ingress, request, str(body.get("input_file_id")), "input_file_id")
         metadata = _metadata(sub_object(body, "metadata"))
         if len(folder.open_ids()) >= most.open_batches:
             raise InputError(
@@ -165,36 +156,61 @@ def routes(ingress: Ingress) -> APIRouter:
         def listed(folder: TenantFolder) -> list[tuple[TenantFolder, Batch]]:
             return [(folder, batch) for batch in folder.batches()]
 
-        found = await asyncio.to_thread(_all, [partial(listed, f) for f in seen_by(request)])
+        found = await asyncio.to_thread(
+            _all, [partial(listed, f) for f in _seen_by(ingress, request)]
+        )
         found.sort(key=lambda one: (one[1].created_at, one[1].id), reverse=True)
         return _list([_batch(folder, batch) for folder, batch in found])
 
     @router.get("/v1/batches/{batch_id}", responses=document.BATCH)
     async def batch(request: Request, batch_id: str) -> Response:
         """One batch and its progress."""
-        return JsonAnswer(_batch(*await found_batch(request, batch_id)))
+        return JsonAnswer(_batch(*await _found_batch(ingress, request, batch_id)))
 
     @router.post("/v1/batches/{batch_id}/cancel", responses=document.BATCH)
     async def cancel(request: Request, batch_id: str) -> Response:
         """Cancel a batch; finished results are kept."""
-        folder, found = await found_batch(request, batch_id)
+        folder, found = await _found_batch(ingress, request, batch_id)
         if not found.is_over:
             folder.cancel(found.id)
         return JsonAnswer(_batch(folder, found))
 
-    async def own_file(request: Request, id: str, param: str = "file_id") -> FileFacts:
-        found = await asyncio.to_thread(folder_of(request).file, id)
-        if found is None:
-            raise _no_file(param)
-        return found
 
-    async def found_batch(request: Request, id: str) -> tuple[TenantFolder, Batch]:
-        for folder in seen_by(request):
-            if (found := await asyncio.to_thread(folder.batch, id)) is not None:
-                return folder, found
-        raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
+def _room(ingress: Ingress) -> BatchRoom:
+    if ingress.batches is None:
+        raise AccessError(
+            404, "batches_off",
+            "Files and batches are off in this deployment; an operator can set `batches` in "
+            "the ingress args.",
+        )  # fmt: skip
+    return ingress.batches
 
-    return router
+
+def _folder(ingress: Ingress, request: Request) -> TenantFolder:
+    return TenantFolder.of(_room(ingress).root, caller_of(request).tenant)
+
+
+def _seen_by(ingress: Ingress, request: Request) -> list[TenantFolder]:
+    """The folders whose files and batches the caller may list: all, for operators."""
+    if caller_of(request).sees is None:
+        return tenants(_room(ingress).root)
+    return [_folder(ingress, request)]
+
+
+async def _own_file(
+    ingress: Ingress, request: Request, id: str, param: str = "file_id"
+) -> FileFacts:
+    found = await asyncio.to_thread(_folder(ingress, request).file, id)
+    if found is None:
+        raise _no_file(param)
+    return found
+
+
+async def _found_batch(ingress: Ingress, request: Request, id: str) -> tuple[TenantFolder, Batch]:
+    for folder in _seen_by(ingress, request):
+        if (found := await asyncio.to_thread(folder.batch, id)) is not None:
+            return folder, found
+    raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
 
 
 def _no_file(param: str) -> AccessError:

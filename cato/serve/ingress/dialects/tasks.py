@@ -18,7 +18,7 @@ from starlette.responses import Response
 from cato.core.baseline import baseline_s, warning
 from cato.core.slo import Slo
 from cato.core.workflow import Workflow
-from cato.serve.executor import Piece, RunningTask
+from cato.serve.executor import RunningTask
 from cato.serve.ingress import document, virtual
 from cato.serve.ingress.body import flag, known_keys, read_object, sub_object
 from cato.serve.ingress.buffers import completion_buffer, named_buffer
@@ -29,6 +29,7 @@ from cato.serve.ingress.hints import SLA_SHAPE
 from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
 from cato.serve.ingress.naming import COMPLETION
 from cato.serve.ingress.receipts import as_json
+from cato.serve.invoker import Piece
 
 SHAPE = (
     f'{{"inputs": {{...}}, "stream": bool, "sla": {SLA_SHAPE}, "deadline_ms": number, '

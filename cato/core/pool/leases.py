@@ -1,0 +1,222 @@
+"""The leases of a pool: what each replica runs, how far that is, and what is learnt from it."""
+
+from __future__ import annotations
+
+from cato.core.commands import Dispatch
+from cato.core.events import CacheChanged, InvocationEnded, ReplicaProgressed
+from cato.core.ids import InvocationId
+from cato.core.pool.backlog import Backlog
+from cato.core.pool.pace import MOST_PROMPTS
+from cato.core.pool.replicas import BY_ID, Lease, Replica, Replicas
+from cato.core.pool.window import learnt_dispatch_s
+from cato.core.snapshot import Invocation, Running
+
+# If a replica still does not report a lease this long after its dispatch, the lease never reached
+# it. The message from ingress to replica takes milliseconds, and a first connection a second at
+# worst. An ingress looks for a replica that it does not know yet for up to 5 s.
+LEASE_GRACE_S = 6.0
+
+
+class Leases:
+    """Keeps the counts of replicas and the shares of tenants in step with the leases."""
+
+    __slots__ = ("_adopters", "_backlog", "_replicas", "_shares", "by_id")
+
+    def __init__(self, replicas: Replicas, backlog: Backlog) -> None:
+        self._replicas = replicas
+        self._backlog = backlog
+        self._shares = backlog.shares
+        self.by_id: dict[InvocationId, Lease] = {}
+        # Replicas that hold an invocation without a lease.
+        self._adopters: dict[InvocationId, list[Replica]] = {}
+
+    def add(
+        self, invocation: Invocation, replica: Replica, command: Dispatch, prompt_s: float
+    ) -> None:
+        """`command` gives the invocation to the replica; its prompt is expected to take that."""
+        id, now_s, cached = invocation.id, self._replicas.clock.now_s, command.cached_tokens
+        self._shares.charge(
+            invocation.tenant,
+            invocation.weight,
+            invocation.prompt_tokens,
+            invocation.expected_tokens * invocation.calls,
+        )
+        # Standby calls start when a batch slot frees; in an already free slot a call starts at
+        # once.
+        start_s = now_s + (replica.wait_s if replica.held >= replica.max_running else 0.0)
+        running = Running(invocation, now_s, start_s + command.service_s)
+        uncached_tokens = invocation.prompt_tokens - cached
+        went_first = not replica.prefilling and replica.held < replica.max_running
+        picture, age = self._replicas.picture, 0
+        if cached:
+            nodes = picture.cached_nodes(replica.id, invocation.prefix)
+            age = picture.age_of(replica.id, invocation.prefix, nodes)
+        self.by_id[id] = Lease(
+            replica.id, running, command, uncached_tokens, prompt_s, age, went_first
+        )
+        replica.leases[id] = running
+        replica.wide += invocation.calls - 1
+        replica.prompt_sent(invocation, uncached_tokens, prompt_s)
+        if invocation.prefix and replica.has_prefix_cache:
+            picture.use(replica.id, invocation.session, invocation.prefix)
+        if invocation.session:
+            context_tokens = invocation.prompt_tokens + invocation.expected_tokens
+            self._replicas.homes.note(invocation.session, replica.id, context_tokens, now_s)
+        self._replicas.touch(replica)
+
+    def release(self, id: InvocationId, output_tokens: int = 0) -> list[Replica]:
+        """End a lease; return its replica if that is still known.
+
+        `output_tokens` as far as the caller knows: the tenant is charged for the tokens it
+        received.
+        """
+        lease = self.by_id.pop(id, None)
+        if lease is None:
+            return []
+        served = lease.running.invocation
+        tokens = max(output_tokens, lease.running.tokens)
+        paid = served.expected_tokens * served.calls
+        self._shares.charge(served.tenant, served.weight, 0, tokens - paid)
+        replica = self._replicas.known.get(lease.replica_id)
+        if replica is None:
+            return []
+        running = replica.leases.pop(id)
+        replica.wide -= running.invocation.calls - 1
+        if running.first_token_at_s is None:
+            replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
+        replica.context_tokens -= running.context_tokens
+        self._replicas.touch(replica)
+        return [replica]
+
+    def end(self, lease: Lease, event: InvocationEnded) -> list[Replica]:
+        """Learn from a call's end, then release its lease."""
+        invocation, replicas = lease.running.invocation, self._replicas
+        replica = replicas.known.get(lease.replica_id)
+        if event.outcome == "done" and self._backlog.policies.corrects and replica is not None:
+            self._see_pace(replica, lease.running, event.output_tokens)
+        if event.prompt_tokens is not None and invocation.session:
+            nodes = len(invocation.prefix)
+            replicas.homes.count(invocation.session, nodes, event.prompt_tokens)
+        if event.cached_tokens is not None:
+            estimated = invocation.prompt_tokens
+            counted = event.prompt_tokens or estimated
+            replicas.picture.correct(
+                lease.replica_id,
+                estimated - lease.uncached_tokens,
+                lease.cache_age,
+                event.cached_tokens * estimated / counted,
+            )
+        return self.release(invocation.id, event.output_tokens)
+
+    # Invocations that a replica holds without a lease
+
+    def reported(self, replica: Replica, held: frozenset[InvocationId]) -> None:
+        """The replica reports all that it holds: end lost leases, adopt what is unknown."""
+        for id, running in list(replica.leases.items()):
+            if id not in held and self._replicas.clock.now_s - running.at_s > LEASE_GRACE_S:
+                self.release(id)
+        # Calls leased to another replica since then belong to that one.
+        waiting = self._backlog.waiting
+        unknown = frozenset(id for id in held if id not in self.by_id and id not in waiting)
+        self._adopt(replica, unknown)
+
+    def lose(self, replica: Replica) -> None:
+        """End all leases of a replica that is not known any more."""
+        for id in replica.leases:
+            self.release(id)
+        replica.leases.clear()
+        replica.wide = 0
+        self._adopt(replica, frozenset())
+
+    def unadopt(self, id: InvocationId) -> list[Replica]:
+        """Forget that replicas hold the invocation; returns them."""
+        freed = sorted(self._adopters.pop(id, ()), key=BY_ID) if self._adopters else []
+        for replica in freed:
+            replica.adopted -= {id}
+            self._replicas.touch(replica)
+        return freed
+
+    def _adopt(self, replica: Replica, ids: frozenset[InvocationId]) -> None:
+        """Record `ids` as the replica's only invocations without a lease."""
+        for id in replica.adopted - ids:
+            self._adopters[id].remove(replica)
+            if not self._adopters[id]:
+                del self._adopters[id]
+        for id in ids - replica.adopted:
+            self._adopters.setdefault(id, []).append(replica)
+        replica.adopted = ids
+
+    # Progress
+
+    def hear_cache(self, event: CacheChanged) -> None:
+        """The replica's engine tells what happened to its KV blocks."""
+        picture = self._replicas.picture
+        picture.hear(event.replica_id, event.news)
+        replica = self._replicas.known.get(event.replica_id)
+        if event.news.cleared and replica is not None:  # its calls' prompts are computed again
+            for running in replica.leases.values():
+                call = running.invocation
+                picture.use(replica.id, call.session, call.prefix)
+
+    def see_first_token(self, lease: Lease) -> Replica:
+        """The replica has sent the lease's first token."""
+        replica = self._replicas.known[lease.replica_id]
+        if lease.running.first_token_at_s is None:
+            self._see_tokens(replica, lease.running, 1)
+        return replica
+
+    def progress(self, replica: Replica, event: ReplicaProgressed) -> None:
+        """The replica reports the tokens of its calls."""
+        for id, tokens in event.tokens:
+            running = replica.leases.get(id)
+            if running is not None and tokens > running.tokens:
+                self._see_tokens(replica, running, tokens)
+
+    def _see_tokens(self, replica: Replica, running: Running, tokens: int) -> None:
+        now_s, batch = self._replicas.clock.now_s, min(replica.held, max(1, replica.max_running))
+        if running.first_token_at_s is not None:
+            if self._backlog.policies.corrects:
+                self._see_pace(replica, running, tokens)
+        else:
+            running.first_token_at_s = now_s
+            lease = self.by_id[running.invocation.id]
+            # The call's last step also gave the other streams a token.
+            replica.prompts_done_s += max(0.0, lease.prompt_s - replica.profile.step_base_s)
+            if lease.went_first and tokens == 1:
+                prompt_tokens = running.invocation.prompt_tokens
+                cached = prompt_tokens - lease.uncached_tokens
+                predicted_s = replica.profile.first_token_s(prompt_tokens, batch, cached)
+                late_s = now_s - running.at_s - predicted_s
+                replica.dispatch_s = learnt_dispatch_s(replica.dispatch_s, late_s)
+            replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
+        replica.context_tokens += tokens - running.tokens
+        running.saw(tokens, now_s, batch, replica.profile)
+        running.prompts_seen_s = replica.prompts_done_s
+        replica.changed()
+
+    def _see_pace(self, replica: Replica, running: Running, tokens: int) -> None:
+        """Compare the time of `tokens` so far with the prediction, and learn the pace."""
+        if running.first_token_at_s is None or tokens <= running.tokens:
+            return
+        batch = min(replica.held, max(1, replica.max_running))
+        context_tokens = running.invocation.prompt_tokens + tokens
+        step_s = replica.profile.decode_step_s(batch, context_tokens)
+        steps_s = (tokens - running.tokens) * (step_s + running.pace_step_s) / 2
+        prompts_s = replica.prompts_done_s - running.prompts_seen_s
+        if prompts_s > MOST_PROMPTS * steps_s:
+            return
+        took_s = self._replicas.clock.now_s - running.seen_at_s
+        if replica.pace.saw(took_s, steps_s + prompts_s):
+            for other in self._replicas.known.values():
+                if other.pace is replica.pace:
+                    other.profile = replica.pace.corrected
+            self._backlog.place_replica(replica)
+
+    def check_invariants(self) -> None:
+        """Assert that the replicas hold exactly these leases."""
+        replicas = self._replicas.known.values()
+        leased = {id: r.id for r in replicas for id in r.leases}
+        assert leased == {id: lease.replica_id for id, lease in self.by_id.items()}
+        assert not leased.keys() & self._backlog.waiting.keys(), "a call waits or has a lease"
+        adopters = {(id, r.id) for r in replicas for id in r.adopted}
+        assert adopters == {(id, r.id) for id, rs in self._adopters.items() for r in rs}

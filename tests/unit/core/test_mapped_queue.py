@@ -79,4 +79,4 @@ def test_a_pool_maps_its_queue_whenever_a_place_frees(binding: str) -> None:
     (command,) = pool.handle(end)
     assert isinstance(command, Dispatch)
     assert command.invocation_id == "short"
-    assert command.reason.endswith("2 that wait in 2 batches: best seen while annealing")
+    assert "2 that wait in 2 batches: best seen while annealing; waited" in command.reason

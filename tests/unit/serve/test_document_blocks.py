@@ -16,6 +16,7 @@ import yaml
 
 from cato.config.deploy_file import deploy_file_of
 from cato.config.engines import EngineArgs
+from cato.config.pools import SharedPoolArgs
 from cato.telemetry.tracing import from_environment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,6 +64,11 @@ def engine_of_a_deployment(block: str, folder: Path, patch: pytest.MonkeyPatch) 
 
 def models(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
     a_deployment(0, yaml.safe_load(block))
+
+
+def shared_pool(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    (pool,) = yaml.safe_load(block)["shared_pools"].values()
+    SharedPoolArgs.model_validate(pool)
 
 
 def prometheus(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -131,6 +137,7 @@ HOW: dict[str, Check | str] = {
     "name: code-generation-reviewed": CHECKED,
     "models:\n  small:": models,
     "models:\n  qwen-coder-7b:": models,
+    "shared_pools:\n": shared_pool,
     "cato models add billing-coder": "needs a LoRA adapter; tests/live/test_adapters.py adds one",
     "docker build": "needs Docker; tests/unit/deployments/test_docker.py reads its files",
     "docker compose": "needs Docker",

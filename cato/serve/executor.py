@@ -29,8 +29,7 @@ from cato.core.errors import (
     UnknownNameError,
     WorkLimitError,
 )
-from cato.core.ids import InvocationId, NodeId, ReplicaId, TaskName
-from cato.core.length import LengthBelief
+from cato.core.ids import InvocationId, NodeId, ReplicaId
 from cato.core.receipt import (
     CLIENT_LEFT,
     DEADLINE_EXCEEDED,
@@ -57,6 +56,7 @@ from cato.core.snapshot import Invocation
 from cato.core.workflow import CallSettings, LlmSettings, TransformSettings
 from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.serve.continuation import Answer, can_continue
+from cato.serve.lengths import Lengths, Predicted
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call, with_room
@@ -77,10 +77,6 @@ MAX_ALL_LOSSES = 20
 MAX_MISSED = 20
 # Probability that an output stays below the length bound in its receipt.
 BOUND_LEVEL = 0.9
-
-
-Lengths = Callable[[TaskName, NodeId, str, int, int], LengthBelief | None]
-"""Predicts an output's length from (task, node, model, prompt tokens, max tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ class _Progress:
     tokens_when_lost: int = 0
     missed: int = 0  # replicas that were gone before the call reached them
     service_s: float = 0.0
-    length: LengthBelief | None = None
+    predicted: Predicted = field(default_factory=Predicted)
     expected_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
@@ -699,10 +695,8 @@ class RunningTask:
         run, node = self.run, command.node
         if progress.attempts == 1:
             progress.asked_tokens = call.prompt_tokens
-            progress.length = self._lengths(
-                run.workflow.name, node.id, call.model, call.prompt_tokens, call.max_tokens
-            )
-        length = progress.length
+            progress.predicted = self._lengths(run.workflow.name, node.id, call)
+        length = progress.predicted.length
         progress.expected_tokens = call.expected_tokens if length is None else round(length.mean)
         # A TPOT target applies from the first token on, however late that is.
         is_streamed = node.id in run.workflow.stream
@@ -762,7 +756,7 @@ class RunningTask:
             expected_prompt_tokens=progress.asked_tokens,
             expected_cached_tokens=lease.cached_tokens if lease else 0,
             expected_tokens=progress.expected_tokens,
-            length_bound_tokens=_bound(progress.length),
+            length_bound_tokens=_bound(progress.predicted),
             service_s=progress.engine_s,
             predicted_service_s=lease.service_s if lease else 0.0,
             predicted_queue_s=lease.predicted_queue_s if lease else 0.0,
@@ -778,6 +772,7 @@ class RunningTask:
             placement=_placement(settings, progress),
             home=progress.home or "",
             reused=progress.reused if progress.attempts == 0 else "",
+            features=progress.predicted.features,
         )
 
 
@@ -812,7 +807,8 @@ def _excuse(status: str, problem: str, error: CatoError | None) -> Excuse:
     return Excuse.CLIENT_ERROR if of_client else Excuse.NONE
 
 
-def _bound(length: LengthBelief | None) -> int:
+def _bound(predicted: Predicted) -> int:
+    length = predicted.length
     return 0 if length is None else round(length.left_quantile(BOUND_LEVEL, 0))
 
 

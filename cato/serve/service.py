@@ -33,6 +33,7 @@ from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workfl
 from cato.engines.base import Endpoint
 from cato.estimators.dag_match import StageShare
 from cato.serve.executor import ModelUse, RunningTask
+from cato.serve.lengths import Asker, LengthPredictor
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools, is_ready
 from cato.serve.reuse import Reuse
@@ -118,6 +119,13 @@ def _node_of(turn: Turn | None) -> NodeId:
     return NodeId(turn.client if turn.kind is TurnKind.MAIN else f"{turn.client}-{turn.kind}")
 
 
+def _asker(origin: Origin, call: ModelCall | None) -> Asker:
+    """Whose earlier answers predict the next one: its session's, or else its user's."""
+    session = "" if call is None else call.prompt.session
+    turn = 1 if call is None or call.turn is None else call.turn.number
+    return Asker(session or f"{origin.tenant}/{origin.user}", turn - 1)
+
+
 class Records(Protocol):
     """Stores receipts and answers from what was learnt from them; on Ray, the Profiler actor."""
 
@@ -130,9 +138,15 @@ class Records(Protocol):
         ...
 
     def length(
-        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+        self,
+        task: TaskName,
+        node: NodeId,
+        model: str,
+        features: tuple[float, ...],
+        max_tokens: int,
     ) -> LengthBelief | None:
-        """Belief about an output's length; None until enough were seen. Never blocks."""
+        """Belief about the output length of a call with these features (`features_of`); None until
+        enough were seen. Never blocks."""
         ...
 
     def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
@@ -225,6 +239,7 @@ class TaskService:
         self._pools = pools
         self._nodes = nodes
         self._records = records
+        self._lengths = LengthPredictor(records.length)
         self._random = random.Random(seed)
         self._tracing = tracing
         self.workflow_problem = ""
@@ -348,21 +363,24 @@ class TaskService:
             share=None if call is None else call.share,
         )
 
+        asker = _asker(origin, call)
+
         def ended(finish: FinishRun, used: Sequence[ModelUse]) -> None:
+            self._lengths.learn(asker, finish.receipt)
             parts = tuple(
                 replace(d, fell_back=task.fell_back and d.arm is TrafficArm.CANARY) for d in drawn
             )
             self._on_finish(origin, trace, call, finish, used, parts)
             if finish.status == "done":
                 for copied, shadow in copies:
-                    self._shadow(run, inputs, copied, shadow, origin)
+                    self._shadow(run, inputs, copied, shadow, origin, asker)
 
         task = RunningTask(
             run,
             self._pools,
             self._nodes,
             self._random.random,
-            self._records.length,
+            partial(self._lengths.predicted, asker),
             ended,
             self._retries,
             tenant=origin.tenant,
@@ -439,6 +457,7 @@ class TaskService:
         workflow: Workflow,
         drawn: Drawn,
         origin: Origin,
+        asker: Asker,
     ) -> None:
         """Send the request of `run` to the canary and discard its answer.
 
@@ -463,7 +482,8 @@ class TaskService:
             self._records.record(replace(finish.receipt, rollouts=(drawn,)), ())
 
         task = RunningTask(
-            copy, self._pools, self._nodes, self._random.random, self._records.length, ended,
+            copy, self._pools, self._nodes, self._random.random,
+            partial(self._lengths.predicted, asker), ended,
             self._shadow_retries, tenant=origin.tenant, weight=SHADOW_WEIGHT, salt=origin.salt,
         )  # fmt: skip
         task.start()

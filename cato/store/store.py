@@ -42,7 +42,6 @@ from cato.core.tenancy import (
     turn_usage,
 )
 from cato.core.topology import AdapterSpec, HostedModel
-from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 from cato.profiles.load import profile_name
 from cato.profiles.schema import ProfileFile
@@ -74,6 +73,7 @@ from cato.store.rows import (
     keep_newest,
     key_row,
     readable_rollouts,
+    sample_of,
     upsert,
 )
 from cato.store.schema import (
@@ -185,19 +185,14 @@ class MetadataStore:
                 )
                 for r in connection.execute(select(pool_errors))
             )  # fmt: skip
-            samples = tuple(
-                LengthSample(
-                    TaskName(r.task), NodeId(r.node), r.model, r.prompt_tokens, r.output_tokens,
-                    r.finish_reason,
-                )
-                for r in connection.execute(select(length_samples).order_by(length_samples.c.id))
-            )  # fmt: skip
+            answers = connection.execute(select(length_samples).order_by(length_samples.c.id)).all()
             stages = connection.execute(select(dag_runs).order_by(dag_runs.c.id)).all()
             kept = connection.execute(select(rollouts.c.document)).scalars().all()
         try:
             runs = tuple(FinishedStages(TaskName(r.task), graph_of(r.stages)) for r in stages)
+            samples = tuple(map(sample_of, answers))
         except (TypeError, ValueError) as exc:
-            raise StoreCorruptError(self.name, f"a row of dag_runs is unreadable ({exc})") from exc
+            raise StoreCorruptError(self.name, f"a learnt value is unreadable ({exc})") from exc
         return Learnt(means, errors, samples, runs, tuple(readable_rollouts(kept)))
 
     def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,10 @@ def simulate(
     dataset: Annotated[
         Path | None, typer.Option(help="Text pairs, for experiments that read them.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Parallel processes.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parallel processes; by default 1, for `papers` one per core."),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a part that takes minutes, where there is one.")
     ] = False,
@@ -91,7 +95,7 @@ def simulate(
             tuple(policy or ()),
             trace,
             dataset,
-            jobs,
+            jobs or ((os.cpu_count() or 1) if all_papers else 1),
             quick,
             tuple(users or ()),
             cells,
@@ -116,16 +120,19 @@ def simulate(
 
 
 def _papers(options: Options, folder: Path, console: Console) -> None:
-    """Run all experiments of the papers in turn and print how many targets each meets."""
+    """Run all experiments of the papers in turn; print the targets met and the time of each."""
     from cato.lab.experiments import papers
 
-    for done in papers.regenerate(options, folder, papers.PAPERS):
-        name, targets = done.experiment.name, done.report.targets if done.report else ()
-        met = f"{sum(t.is_met for t in targets)} of {len(targets)} targets met" if targets else ""
-        line = f"{name}: {done.entry.shows}"
-        detail = done.why_not or met
-        console.print(line + (f" ({detail})" if detail else ""), highlight=False, markup=False)
-    console.print(f"Wrote {folder / papers.INDEX}.", highlight=False, markup=False)
+    total_s = 0.0
+    for done in papers.regenerate(options, folder, papers.PAPERS, progress_bar):
+        total_s += done.cpu_s
+        targets = done.report.targets if done.report else ()
+        met = f"{sum(t.is_met for t in targets)} of {len(targets)} targets met, " if targets else ""
+        detail = done.why_not or f"{met}{done.cpu_s:.0f} s of processor time"
+        line = f"{done.experiment.name}: {done.entry.shows} ({detail})"
+        console.print(line, highlight=False, markup=False)
+    spent = f"{total_s / 60:.0f} minutes of processor time"
+    console.print(f"Wrote {folder / papers.INDEX} in {spent}.", highlight=False, markup=False)
 
 
 def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from math import inf
 from typing import assert_never
 
 from cato.control.leases import Leases
@@ -27,12 +28,15 @@ from cato.core.record import changed
 from cato.core.shards import ShardLoad, load_now
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
-from cato.policies.registry import policies_of
+from cato.estimators.speed_meter import NO_SPEEDS, SpeedMeter
+from cato.policies.registry import policies_of, refits
 from cato.telemetry.decisions import DecisionBook, PoolDecisions
 from cato.telemetry.event_log import opened_log
 
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
+# Shortest time between two fits of the speed of engines; a fit takes about 10 ms.
+REFIT_S = 5.0
 
 
 class ReplicaRouter:
@@ -53,6 +57,7 @@ class ReplicaRouter:
         routers, each of which has its own replicas.
         """
         self._names, self._profile = policies, profile
+        self._speeds, self._meter_of_speed, self._refitted_at_s = NO_SPEEDS, SpeedMeter(), -inf
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
         self._meter = PoolMeter(profile, profile.max_running)
         log_name = PoolName(f"{pool}.{shard}") if shard else pool
@@ -74,7 +79,7 @@ class ReplicaRouter:
         """
         self.links.resize(shards)
         if (policies, profile) != (self._names, self._profile):
-            fresh = policies_of(policies, profile)
+            fresh = policies_of(policies, profile, self._speeds)
             self._names, self._profile = policies, profile
             self._handle(PoliciesChanged(_now_s(), fresh))
 
@@ -138,10 +143,12 @@ class ReplicaRouter:
 
     def _handle(self, event: Event) -> tuple[Command, ...]:
         self._meter.handle(event)
+        if refits(self._names):
+            self._meter_of_speed.handle(event)
         commands = self._core.handle(event)
         self._decisions.note(time.time(), event, commands, self._core)
         if self._log is not None:
-            self._log.write(event, commands, self._names, self._profile)
+            self._log.write(event, commands, self._names, self._profile, self._speeds)
         for command in commands:
             match command:
                 case Dispatch():
@@ -165,6 +172,7 @@ class ReplicaRouter:
             await asyncio.sleep(TICK_S)
             self._handle(Ticked(_now_s()))
             self._deal_anew()
+            await self._refit()
             self._decisions.note_silent(time.time(), self._core.replicas)
             if self._log is not None:
                 self._log.flush()
@@ -174,9 +182,23 @@ class ReplicaRouter:
         if self._has_dealt or not self._core.replicas:
             return
         self._has_dealt = True
-        policies = policies_of(self._names, self._profile)
+        policies = policies_of(self._names, self._profile, self._speeds)
         if not policies.late_binding:
             self._handle(PoliciesChanged(_now_s(), policies))
+
+    async def _refit(self) -> None:
+        """Fit the scheduler's model of the engine to the speeds measured so far, in a thread."""
+        names, profile, now_s = self._names, self._profile, _now_s()
+        if not refits(names) or now_s - self._refitted_at_s < REFIT_S:
+            return
+        speeds = self._meter_of_speed.news()
+        if speeds is None:
+            return
+        self._refitted_at_s = now_s
+        fresh = await asyncio.to_thread(policies_of, names, profile, speeds)
+        self._speeds = speeds
+        if (names, profile) == (self._names, self._profile):  # else it is fitted next time
+            self._handle(PoliciesChanged(_now_s(), fresh))
 
 
 def _now_s() -> float:

@@ -84,7 +84,8 @@ class LlmFacts:
     prompt, in the replica's KV cache). `service_s` is from the dispatch to the last token.
     `uncached_prompt_tokens` of the prompt were computed. `home` is the replica of the session's
     last call, or empty; the last of `reasons` explains `placement`. `reused` names the source of an
-    answer without an engine call: a call in flight, or memory.
+    answer without an engine call: a call in flight, or memory. `features`: numbers from which
+    the length was predicted (`cato.estimators.prompt_features.NAMES`).
     """
 
     model: str
@@ -114,6 +115,7 @@ class LlmFacts:
     placement: Placement = Placement.NONE
     home: str = ""
     reused: str = ""
+    features: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from cato.estimators.length_bound import (
     MarginalLengths,
     beats,
 )
+from cato.estimators.prompt_features import Asked, features_of
 
 Key = tuple[TaskName, NodeId, str]
 """Task, node and model: lengths are learnt for each such key."""
@@ -52,7 +53,10 @@ _GROWTH = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LengthSample:
-    """An output that ended by itself or at its limit; `finish_reason` tells which."""
+    """An output that ended by itself or at its limit; `finish_reason` tells which.
+
+    `features`: see `features_of`; empty for samples of versions before features.
+    """
 
     task: TaskName
     node: NodeId
@@ -60,6 +64,7 @@ class LengthSample:
     prompt_tokens: int
     output_tokens: int
     finish_reason: str
+    features: tuple[float, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -76,6 +81,7 @@ def samples_of(receipt: SlaReceipt) -> tuple[LengthSample, ...]:
             node.llm.prompt_tokens,
             max(1, node.llm.output_tokens),
             node.llm.finish_reason,
+            node.llm.features,
         )
         for node in receipt.nodes
         if node.llm is not None
@@ -102,14 +108,22 @@ class OutputLengths:
     keys: Mapping[Key, KeyLengths] = field(default_factory=dict)
 
     def belief(
-        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+        self,
+        task: TaskName,
+        node: NodeId,
+        model: str,
+        features: tuple[float, ...],
+        max_tokens: int,
     ) -> LengthBelief | None:
-        """Equally likely lengths of an output cut at `max_tokens`; None when unknown."""
+        """Equally likely lengths of an output cut at `max_tokens`; None when unknown.
+
+        `features` are those of `features_of`.
+        """
         known = self.keys.get((task, node, model))
         if known is None:
             return None
         if known.forest is not None:
-            points = known.forest.grid(_features(task, prompt_tokens))
+            points = known.forest.grid(LengthFeatures(task, features))
         else:
             points = known.belief.points
             if points[-1] <= max_tokens:
@@ -196,10 +210,11 @@ def _records(samples: Sequence[LengthSample]) -> tuple[LengthRecord, ...]:
         [s.output_tokens for s in samples], [s.finish_reason != CUT for s in samples]
     )
     return tuple(
-        LengthRecord(_features(s.task, s.prompt_tokens), length)
+        LengthRecord(_features(s), length)
         for s, length in zip(samples, lengths.tolist(), strict=True)
     )
 
 
-def _features(task: TaskName, prompt_tokens: int) -> LengthFeatures:
-    return LengthFeatures(task, (float(prompt_tokens),))
+def _features(sample: LengthSample) -> LengthFeatures:
+    values = sample.features or features_of(Asked(sample.prompt_tokens))
+    return LengthFeatures(sample.task, values)

@@ -1,17 +1,21 @@
 """Features of a call that may predict the length of its answer.
 
-No text is kept: a call is turned into numbers on arrival, and its answer's length is remembered
-under a hash of the user and the node.
+The ingress, the simulator and the studies all use `features_of`. No text is kept: a call becomes
+numbers on arrival, and its answer's length is remembered under a hash of the user and the node.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import fsum, log
+
+from cato.wire.asked import format_of, last_message, tools_of
+from cato.wire.conversation import PartKind
+from cato.wire.limits import limits_of
 
 FENCE = "```"
 # Signs of a line of code in most languages, which prose seldom has.
@@ -24,6 +28,13 @@ ROLES = ("user", "tool", "assistant", "system")
 FORMATS = ("", "json_object", "json_schema", "regex", "grammar")
 # Code for a value outside the list: neither one of its indices nor the code for no value.
 _OTHER = -2.0
+# Characters of a message that are examined at each end: what is asked stands at one of them, and a
+# whole file between them would cost milliseconds.
+EXAMINED_CHARS = 600
+# Characters of a line that are examined for signs of code.
+_LINE_CHARS = 100
+# Decimals of a feature: the store and receipts keep them all.
+DIGITS = 4
 
 NAMES = (
     *("log_prompt_tokens", "last_role", "code_share", "fences", "language", "format"),
@@ -36,8 +47,9 @@ NAMES = (
 class Asked:
     """A call as the client sent it. `text` is its last message, of `role`.
 
-    `turn` counts the earlier calls of its session. `earlier`: lengths of the latest answers of
-    the same node to the same user, oldest first (see `EarlierAnswers`).
+    `max_tokens`: the client's limit, 0 without one. `turn` counts the earlier calls of its
+    session. `earlier`: lengths of the latest answers of the same node to the same user, oldest
+    first (see `EarlierAnswers`).
     """
 
     prompt_tokens: int
@@ -50,15 +62,43 @@ class Asked:
     earlier: tuple[int, ...] = ()
 
 
+def asked_of(
+    endpoint: str,
+    body: Mapping[str, object],
+    prompt_tokens: int,
+    turn: int,
+    earlier: tuple[int, ...],
+) -> Asked:
+    """The call that an engine's `body` makes; `endpoint` is its dialect's path under `/v1/`.
+
+    Raise `InputError` for an invalid last message.
+    """
+    message = last_message(endpoint, body)
+    has_result = any(part.kind is PartKind.RESULT for part in message.parts)
+    return Asked(
+        prompt_tokens,
+        "".join(p.text for p in message.parts if p.kind in (PartKind.TEXT, PartKind.RESULT)),
+        "tool" if has_result else message.role,
+        format_of(body),
+        max(limits_of(body).values(), default=0),
+        turn,
+        tools_of(body),
+        earlier,
+    )
+
+
 def features_of(asked: Asked) -> tuple[float, ...]:
-    """Numbers for a forest, named by `NAMES`."""
-    tag = _TAG.search(asked.text)
+    """Numbers for a forest, named by `NAMES`; a fraction of a millisecond for any text."""
+    text = asked.text
+    if len(text) > 2 * EXAMINED_CHARS:
+        text = f"{text[:EXAMINED_CHARS]}\n{text[-EXAMINED_CHARS:]}"
+    tag = _TAG.search(text)
     earlier = [log(max(1, tokens)) for tokens in asked.earlier]
-    return (
+    values = (
         log(1 + asked.prompt_tokens),
         _place(asked.role, ROLES),
-        code_share(asked.text),
-        float(asked.text.count(FENCE) // 2),
+        code_share(text),
+        float(text.count(FENCE) // 2),
         _place(tag.group(1).lower(), LANGUAGES) if tag else -1.0,
         _place(asked.format, FORMATS),
         log(1 + asked.max_tokens),
@@ -67,6 +107,7 @@ def features_of(asked: Asked) -> tuple[float, ...]:
         fsum(earlier) / len(earlier) if earlier else -1.0,
         earlier[-1] if earlier else -1.0,
     )
+    return tuple(round(value, DIGITS) for value in values)
 
 
 def _place(name: str, names: Sequence[str]) -> float:
@@ -82,7 +123,7 @@ def code_share(text: str) -> float:
             continue
         if line.strip():
             lines += 1
-            code += is_inside or _CODE_LINE.search(line) is not None
+            code += is_inside or _CODE_LINE.search(line, 0, _LINE_CHARS) is not None
     return code / lines if lines else 0.0
 
 

@@ -11,6 +11,7 @@ from cato.core.errors import UnknownNameError
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.topology import RAY_SERVE, PoolPolicies
+from cato.estimators.speed_meter import NO_SPEEDS, Speeds
 from cato.policies import schedulers
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -69,9 +70,17 @@ def ordering_names() -> tuple[str, ...]:
     return tuple(ORDERING)
 
 
-def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
+def refits(names: PoolPolicies) -> bool:
+    """Whether the scheduler's model of the engine follows measured speeds."""
+    return names.scheduler in schedulers.OF_SPEEDS
+
+
+def policies_of(
+    names: PoolPolicies, profile: Profile = UNMEASURED, speeds: Speeds = NO_SPEEDS
+) -> Policies:
     """The policy objects that `names` name, for replicas of `profile`.
 
+    `speeds` were measured with the pool's engines, for schedulers that follow them (`refits`).
     Raise `UnknownNameError` for an unknown name.
     """
     if names.scheduler not in schedulers.OF_PROFILE:
@@ -82,7 +91,10 @@ def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
         raise UnknownNameError("ordering policy", names.ordering, ordering_names())
     if names.binding is not None and names.binding not in BINDINGS:
         raise UnknownNameError("binding", names.binding, BINDINGS)
-    chosen = schedulers.OF_PROFILE[names.scheduler](profile, names.cap or profile.max_running)
+    if speeds and refits(names):
+        chosen = schedulers.OF_SPEEDS[names.scheduler](profile, speeds)
+    else:
+        chosen = schedulers.OF_PROFILE[names.scheduler](profile, names.cap or profile.max_running)
     ordering = names.ordering
     if ordering is None and names.refuse_late and chosen.late_binding:
         ordering = "edf"  # promised SLOs come before calls that would count more

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
+from statistics import median
 from types import MappingProxyType
 
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import Profile
 from cato.core.topology import PATIENCE_S, RAY_SERVE
+from cato.estimators.speed_meter import NO_SPEEDS, Speeds
 from cato.policies.admission.foresight import AGED_S, ForesightAdmission
 from cato.policies.admission.prompt_window import PromptWindow
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
@@ -245,15 +247,22 @@ BY_NAME: Mapping[str, Callable[[], Policies]] = MappingProxyType(
 """Schedulers that need no model of the engine."""
 
 
-def speed_model(profile: Profile) -> SpeedModel:
-    """SABER's USL, fitted to the decode speeds that a measured profile predicts."""
+def speed_model(profile: Profile, measured: Speeds = NO_SPEEDS) -> SpeedModel:
+    """SABER's USL, fitted to measured speeds by load.
+
+    At loads without a measurement, the profile's decode speed counts, corrected by the median ratio
+    of measured to predicted speeds: an engine that has only run a few calls at a time says little
+    of many.
+    """
     # Imported here: scipy would make a router's restart half a second longer.
     from cato.estimators.usl import SpeedSample, fit_usl
 
     batches = range(1, max(4, profile.max_running) + 1)
-    return fit_usl(
-        [SpeedSample(b, 1.0 / profile.decode_step_s(b, TYPICAL_CONTEXT_TOKENS)) for b in batches]
-    )
+    speeds = {b: 1.0 / profile.decode_step_s(b, TYPICAL_CONTEXT_TOKENS) for b in batches}
+    ratios = [measured[load] / speeds[load] for load in measured if load in speeds]
+    correction = median(ratios) if ratios else 1.0
+    speeds = {load: correction * speed for load, speed in speeds.items()} | dict(measured)
+    return fit_usl([SpeedSample(load, speed) for load, speed in speeds.items()])
 
 
 def _ignoring_profile(make: Callable[[], Policies]) -> Callable[[Profile, int], Policies]:
@@ -290,6 +299,11 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
     }
 )
 """All schedulers, for replicas with that profile; the number is the cap of those in `CAPPED`."""
+
+OF_SPEEDS: Mapping[str, Callable[[Profile, Speeds], Policies]] = MappingProxyType(
+    {"saber": lambda profile, speeds: saber(speed_model(profile, speeds))}
+)
+"""Schedulers whose model of the engine is fitted again to speeds that were measured online."""
 
 CAPPED = ("static-cap", "slo-sa", "annealing", "moore-smith", "exhaustive")
 """Schedulers with their own cap on running calls."""

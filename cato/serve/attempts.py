@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from cato.core.commands import Dispatch
 from cato.core.errors import EngineDeadError, ReplicaLostError
 from cato.core.ids import InvocationId, ReplicaId
-from cato.core.length import LengthBelief
 from cato.core.receipt import LlmFacts, Placement
 from cato.core.retries import RetryBudget
 from cato.core.runs import StartNode
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.serve.continuation import Answer
+from cato.serve.lengths import Predicted
 from cato.serve.pools import PoolInfo
 from cato.serve.reuse import Flight
 
@@ -48,7 +48,7 @@ class Attempts:
     tokens_when_lost: int = 0
     missed: int = 0  # replicas that were gone before the call reached them
     service_s: float = 0.0
-    length: LengthBelief | None = None
+    predicted: Predicted = field(default_factory=Predicted)
     expected_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
@@ -110,8 +110,9 @@ class Attempts:
         if self.waits_since_s is not None:
             reasons += (why_it_waits(pool, self.waited_s),)
         bound_tokens = 0
-        if self.length is not None:
-            bound_tokens = round(self.length.left_quantile(BOUND_LEVEL, 0))
+        length = self.predicted.length
+        if length is not None:
+            bound_tokens = round(length.left_quantile(BOUND_LEVEL, 0))
         return LlmFacts(
             model=pool.model.called(settings.model),
             pool=pool.name,
@@ -140,6 +141,7 @@ class Attempts:
             placement=self._placement(settings),
             home=self.home or "",
             reused=self.reused if self.count == 0 else "",
+            features=self.predicted.features,
         )
 
     def _placement(self, settings: LlmSettings | CallSettings) -> Placement:

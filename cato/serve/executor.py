@@ -40,7 +40,8 @@ from cato.core.runs import (
 )
 from cato.core.workflow import CallSettings, LlmSettings, TransformSettings
 from cato.serve.attempts import Attempts
-from cato.serve.invoker import NO_RULES, CallRules, Invoker, Lengths, ModelUse, Piece
+from cato.serve.invoker import NO_RULES, CallRules, Invoker, ModelUse, Piece
+from cato.serve.lengths import Lengths
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import Pools
 from cato.serve.reuse import Reuse

@@ -22,8 +22,7 @@ from cato.core.errors import (
     SupersededError,
     WorkLimitError,
 )
-from cato.core.ids import InvocationId, NodeId, TaskName
-from cato.core.length import LengthBelief
+from cato.core.ids import InvocationId
 from cato.core.retries import RetryBudget
 from cato.core.runs import Run, StartNode
 from cato.core.slo import SloMetric
@@ -32,6 +31,7 @@ from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.serve.attempts import Attempts, why_it_waits
 from cato.serve.continuation import can_continue
+from cato.serve.lengths import Lengths
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call, with_room
 from cato.serve.reuse import Flight, Reuse
@@ -39,9 +39,6 @@ from cato.telemetry.tracing import TRACEPARENT
 from cato.workflows.work import little_work
 
 log = logging.getLogger("cato.executor")
-
-Lengths = Callable[[TaskName, NodeId, str, int, int], LengthBelief | None]
-"""Predicts an output's length from (task, node, model, prompt tokens, max tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,10 +357,8 @@ class Invoker:
         node = command.node
         if attempts.count == 1:
             attempts.asked_tokens = call.prompt_tokens
-            attempts.length = self._lengths(
-                run.workflow.name, node.id, call.model, call.prompt_tokens, call.max_tokens
-            )
-        length = attempts.length
+            attempts.predicted = self._lengths(run.workflow.name, node.id, call)
+        length = attempts.predicted.length
         attempts.expected_tokens = call.expected_tokens if length is None else round(length.mean)
         # A TPOT target applies from the first token on, however late that is.
         is_streamed = node.id in run.workflow.stream

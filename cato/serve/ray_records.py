@@ -102,9 +102,14 @@ class RayRecords:
         return self._table.get(task, {})
 
     def length(
-        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+        self,
+        task: TaskName,
+        node: NodeId,
+        model: str,
+        features: tuple[float, ...],
+        max_tokens: int,
     ) -> LengthBelief | None:
-        return self._lengths.belief(task, node, model, prompt_tokens, max_tokens)
+        return self._lengths.belief(task, node, model, features, max_tokens)
 
     def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
         return self._past_runs.share(task, executions)

@@ -29,9 +29,15 @@ class Records(Protocol):
         ...
 
     def length(
-        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+        self,
+        task: TaskName,
+        node: NodeId,
+        model: str,
+        features: tuple[float, ...],
+        max_tokens: int,
     ) -> LengthBelief | None:
-        """Belief about an output's length; None until enough were seen. Never blocks."""
+        """Belief about the output length of a call with these features (`features_of`); None until
+        enough were seen. Never blocks."""
         ...
 
     def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:

@@ -30,6 +30,7 @@ from cato.engines.base import Endpoint
 from cato.serve.arms import Arms
 from cato.serve.executor import RunningTask
 from cato.serve.invoker import CallRules, ModelUse
+from cato.serve.lengths import Asker, LengthPredictor
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.records import Records
@@ -115,6 +116,13 @@ def _node_of(turn: Turn | None) -> NodeId:
     return NodeId(turn.client if turn.kind is TurnKind.MAIN else f"{turn.client}-{turn.kind}")
 
 
+def _asker(origin: Origin, call: ModelCall | None) -> Asker:
+    """Whose earlier answers predict the next one: its session's, or else its user's."""
+    session = "" if call is None else call.prompt.session
+    turn = 1 if call is None or call.turn is None else call.turn.number
+    return Asker(session or f"{origin.tenant}/{origin.user}", turn - 1)
+
+
 def _tell(trace: RunTrace | None, receipt: SlaReceipt) -> None:
     logs.run_ended(receipt)
     if trace is not None:
@@ -145,6 +153,7 @@ class TaskService:
         self._pools = pools
         self._nodes = nodes
         self._records = records
+        self._lengths = LengthPredictor(records.length)
         self._random = random.Random(seed)
         self._tracing = tracing
         self.workflow_problem = ""
@@ -269,21 +278,24 @@ class TaskService:
             share=None if call is None else call.share,
         )
 
+        asker = _asker(origin, call)
+
         def ended(finish: FinishRun, used: Sequence[ModelUse]) -> None:
+            self._lengths.learn(asker, finish.receipt)
             parts = tuple(
                 replace(d, fell_back=task.fell_back and d.arm is TrafficArm.CANARY) for d in drawn
             )
             self._on_finish(origin, trace, call, finish, used, parts)
             if finish.status == "done":
                 for copied, shadow in copies:
-                    self._shadow(run, inputs, copied, shadow, origin)
+                    self._shadow(run, inputs, copied, shadow, origin, asker)
 
         task = RunningTask(
             run,
             self._pools,
             self._nodes,
             self._random.random,
-            self._records.length,
+            partial(self._lengths.predicted, asker),
             ended,
             self._retries,
             CallRules(
@@ -311,6 +323,7 @@ class TaskService:
         workflow: Workflow,
         drawn: Drawn,
         origin: Origin,
+        asker: Asker,
     ) -> None:
         """Send the request of `run` to the canary and discard its answer.
 
@@ -335,8 +348,8 @@ class TaskService:
             self._records.record(replace(finish.receipt, rollouts=(drawn,)), ())
 
         task = RunningTask(
-            copy, self._pools, self._nodes, self._random.random, self._records.length, ended,
-            self._shadow_retries,
+            copy, self._pools, self._nodes, self._random.random,
+            partial(self._lengths.predicted, asker), ended, self._shadow_retries,
             CallRules(tenant=origin.tenant, weight=SHADOW_WEIGHT, salt=origin.salt),
         )  # fmt: skip
         task.start()

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from cato.core.administration import shown_key
 from cato.core.estimates import NodeMean, PoolErrors
-from cato.core.ids import ModelName
+from cato.core.ids import ModelName, NodeId, TaskName
 from cato.core.rollout import Rollout
 from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage
 from cato.core.topology import AdapterSpec
@@ -93,7 +93,9 @@ class Rows:
             connection.execute(upsert(connection, table), list(by_key.values()))
 
     def _append(self, table: Table, record: LengthSample) -> None:
-        self._new.setdefault(table, []).append(row_of(record))
+        row = row_of(record)
+        row["features"] = json.dumps(record.features, separators=(",", ":"))
+        self._new.setdefault(table, []).append(row)
 
     def _replace(self, table: Table, key: object, row: Row) -> None:
         self._latest.setdefault(table, {})[key] = row
@@ -107,6 +109,14 @@ def readable_rollouts(documents: Iterable[str]) -> Iterator[Rollout]:
             yield ROLLOUT.validate_json(document)
         except ValidationError as exc:
             log.error("skipping an unreadable rollout in the store: %s", exc)
+
+
+def sample_of(row: Any) -> LengthSample:
+    """Raise `TypeError` or `ValueError` for a damaged row."""
+    return LengthSample(
+        TaskName(row.task), NodeId(row.node), row.model, row.prompt_tokens, row.output_tokens,
+        row.finish_reason, tuple(map(float, json.loads(row.features))),
+    )  # fmt: skip
 
 
 def adapter_of(row: Any) -> AddedAdapter:

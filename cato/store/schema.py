@@ -74,6 +74,7 @@ length_samples = Table(
     Column("prompt_tokens", Integer, nullable=False),
     Column("output_tokens", Integer, nullable=False),
     Column("finish_reason", String, nullable=False),
+    Column("features", Text, nullable=False, server_default="[]"),
     Index("ix_length_samples_name", "task", "node", "model"),
 )
 

@@ -12,7 +12,6 @@ from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.rollout import Rollout
 from cato.core.tenancy import LAST_DAY, CardTime, TurnUsage, Usage, turn_usage
-from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 from cato.store.catalog import CatalogTables
 from cato.store.database import open_engine
@@ -20,7 +19,7 @@ from cato.store.errors import StoreCorruptError, StoreRecordError
 from cato.store.keys import KeyTables
 from cato.store.location import store_url
 from cato.store.records import Learnt, Limits, Reaction, Record
-from cato.store.rows import ROLLOUT, Rows, graph_of, keep_newest, readable_rollouts
+from cato.store.rows import ROLLOUT, Rows, graph_of, keep_newest, readable_rollouts, sample_of
 from cato.store.schema import (
     card_time,
     dag_runs,
@@ -94,19 +93,14 @@ class MetadataStore(KeyTables, CatalogTables):
                 )
                 for r in connection.execute(select(pool_errors))
             )  # fmt: skip
-            samples = tuple(
-                LengthSample(
-                    TaskName(r.task), NodeId(r.node), r.model, r.prompt_tokens, r.output_tokens,
-                    r.finish_reason,
-                )
-                for r in connection.execute(select(length_samples).order_by(length_samples.c.id))
-            )  # fmt: skip
+            answers = connection.execute(select(length_samples).order_by(length_samples.c.id)).all()
             stages = connection.execute(select(dag_runs).order_by(dag_runs.c.id)).all()
             kept = connection.execute(select(rollouts.c.document)).scalars().all()
         try:
             runs = tuple(FinishedStages(TaskName(r.task), graph_of(r.stages)) for r in stages)
+            samples = tuple(map(sample_of, answers))
         except (TypeError, ValueError) as exc:
-            raise StoreCorruptError(self.name, f"a row of dag_runs is unreadable ({exc})") from exc
+            raise StoreCorruptError(self.name, f"a learnt value is unreadable ({exc})") from exc
         return Learnt(means, errors, samples, runs, tuple(readable_rollouts(kept)))
 
     def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:

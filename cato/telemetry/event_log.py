@@ -37,6 +37,7 @@ from cato.core.events import (
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.topology import PoolPolicies
+from cato.estimators.speed_meter import NO_SPEEDS, Speeds
 from cato.policies.registry import policies_of
 
 log = logging.getLogger("cato.event_log")
@@ -102,8 +103,9 @@ class EventLog:
         commands: tuple[Command, ...],
         names: PoolPolicies | None = None,
         profile: Profile | None = None,
+        speeds: Speeds = NO_SPEEDS,
     ) -> None:
-        """One event and its commands; `names` and `profile` are those of a `PoliciesChanged`."""
+        """One event and its commands; the rest belongs to a `PoliciesChanged`."""
         if self._file.closed:
             return
         told: dict[str, Any]
@@ -113,6 +115,8 @@ class EventLog:
                 assert profile is not None, "and by the profile that they take"
                 told = {"type": "PoliciesChanged", "now_s": now_s, "names": asdict(names)}
                 told["profile"] = self._id_of(profile)
+                if speeds:
+                    told["speeds"] = list(speeds.items())
             case ReplicaReported(profile=its):
                 told = {"type": "ReplicaReported", **_plain(event), "profile": self._id_of(its)}
             case _:
@@ -220,7 +224,8 @@ def _steps(lines: Iterator[dict[str, Any]], pool_profile: Profile) -> Iterator[R
         kind = told.pop("type")
         if kind == "PoliciesChanged":
             profile = profiles[told["profile"]] if "profile" in told else pool_profile
-            policies = policies_of(PoolPolicies(**told["names"]), profile)
+            speeds = {int(load): float(speed) for load, speed in told.get("speeds", ())}
+            policies = policies_of(PoolPolicies(**told["names"]), profile, speeds)
             event: Event = PoliciesChanged(told["now_s"], policies)
         else:
             if kind == "ReplicaReported":

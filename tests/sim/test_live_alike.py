@@ -28,6 +28,7 @@ from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
 from cato.lab.chaos.local_pools import LocalPool, LocalPools
 from cato.serve.executor import RunningTask
+from cato.serve.lengths import Predicted
 from cato.serve.nodes.runner import NodeRunner
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import SimTask
@@ -166,7 +167,9 @@ async def test_a_workflow_run_asks_its_pools_the_same_live_and_simulated() -> No
     async with LocalPools(pool) as pools:
         run = Run(RunId("a"), kind.workflow, kind.slo, {}, kind.estimates, time.monotonic(), None)
         nodes, budget = NodeRunner({}), RetryBudget()
-        live = RunningTask(run, pools, nodes, lambda: 0.5, lambda *_: None, lambda *_: None, budget)
+        live = RunningTask(
+            run, pools, nodes, lambda: 0.5, lambda *_: Predicted(), lambda *_: None, budget
+        )
         live.start()
         live_end = await live.wait()
     told: list[Event] = []

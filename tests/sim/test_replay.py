@@ -24,6 +24,7 @@ from cato.telemetry.event_log import EventLog, Recording, read_log
 PROFILE = replace(a_profile(prefill_s=0.04, token_s=0.01), load_s=0.0)
 LATER = PoolPolicies("saber", max_queued=5)
 MEASURED_LATER = PROFILE.slowed(3.0)
+SPEEDS = {1: 20.5, 2: 1 / 3, 7: 0.1}
 
 
 class _Logged:
@@ -34,7 +35,7 @@ class _Logged:
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         commands = self._orchestrator.handle(event)
-        self._log.write(event, commands, LATER, MEASURED_LATER)
+        self._log.write(event, commands, LATER, MEASURED_LATER, SPEEDS)
         return commands
 
 
@@ -60,7 +61,7 @@ def a_log(folder: Path, names: PoolPolicies, max_bytes: int = 1 << 20) -> Path:
     for host in pool.replicas.values():
         pool._report(host)
     fleet.kernel.at(1.0, lambda: pool.lose_replica(next(iter(pool.replicas))))
-    change = PoliciesChanged(2.0, policies_of(LATER, MEASURED_LATER))
+    change = PoliciesChanged(2.0, policies_of(LATER, MEASURED_LATER, SPEEDS))
     fleet.kernel.at(2.0, lambda: pool.handle(change))
     fleet.run(some_tasks())
     log.close()

@@ -18,9 +18,14 @@ TASK, NODE, MODEL = TaskName("t"), NodeId("draft"), "m"
 
 
 def a_sample(
-    tokens: int = 10, *, task: str = TASK, prompt: int = 100, reason: str = "stop"
+    tokens: int = 10,
+    *,
+    task: str = TASK,
+    prompt: int = 100,
+    reason: str = "stop",
+    features: tuple[float, ...] = (),
 ) -> LengthSample:
-    return LengthSample(TaskName(task), NODE, MODEL, prompt, tokens, reason)
+    return LengthSample(TaskName(task), NODE, MODEL, prompt, tokens, reason, features)
 
 
 def a_mean(value: float = 1.0, *, samples: int = 1, node: str = NODE) -> NodeMean:

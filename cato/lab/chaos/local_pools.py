@@ -373,7 +373,12 @@ class LocalRecords:
         return self.measured.get(task, {})
 
     def length(
-        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+        self,
+        task: TaskName,
+        node: NodeId,
+        model: str,
+        features: tuple[float, ...],
+        max_tokens: int,
     ) -> LengthBelief | None:
         return self._belief
 

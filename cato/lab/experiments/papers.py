@@ -1,17 +1,20 @@
 """All tables and figures of the five papers: which experiment reproduces which, and what is open.
-`regenerate` runs them and writes JSON, plots and an index page to a folder.
+`regenerate` runs them and writes JSON, plots and an index page to a folder, in which each
+experiment states the processor time that it took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
 from cato.core.errors import InputError
 from cato.lab.registry import experiment
-from cato.sim.experiment import Experiment, Options, silent
+from cato.sim.experiment import Experiment, Options, Progress, silent
 from cato.sim.report import Report, setting_words
 from cato.sim.traces import is_azure
 
@@ -128,16 +131,26 @@ def entries() -> tuple[Entry, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An entry that ran, or why it did not."""
+    """An entry that ran, or why it did not. `cpu_s`: processor time of all its processes."""
 
     entry: Entry
     experiment: Experiment
     report: Report | None = None
     pictures: tuple[Path, ...] = ()
     why_not: str = ""
+    cpu_s: float = 0.0
 
 
-def regenerate(options: Options, folder: Path, papers: Sequence[Paper]) -> Iterator[Done]:
+Bar = Callable[[str], AbstractContextManager[Progress]]
+"""Shows the progress of the experiment of that name."""
+
+
+def regenerate(
+    options: Options,
+    folder: Path,
+    papers: Sequence[Paper],
+    bar: Bar = lambda _: nullcontext(silent),
+) -> Iterator[Done]:
     """Run everything that the options allow, in sequence; the index is updated after each.
 
     Raise `OSError` for a folder that cannot be written.
@@ -146,23 +159,32 @@ def regenerate(options: Options, folder: Path, papers: Sequence[Paper]) -> Itera
     found: list[Done] = []
     for paper in papers:
         for entry in paper.entries:
-            found.append(_done(entry, options, folder))
+            found.append(_done(entry, options, folder, bar))
             (folder / INDEX).write_text(page(papers, found, options, folder), encoding="utf-8")
             yield found[-1]
 
 
-def _done(entry: Entry, options: Options, folder: Path) -> Done:
+def _done(entry: Entry, options: Options, folder: Path, bar: Bar) -> Done:
     chosen = experiment(entry.experiment)
     if why := _why_not(entry, options):
         return Done(entry, chosen, why_not=why)
     if options.quick:
         options = replace(options, seeds=options.seeds[: entry.quick_seeds])
+    began_s = _cpu_s()
     try:
-        report = chosen.run(options, silent)
+        with bar(chosen.name) as progress:
+            report = chosen.run(options, progress)
     except InputError as error:
         return Done(entry, chosen, why_not=str(error))
     (folder / f"{chosen.name}.json").write_text(report.to_json(), encoding="utf-8")
-    return Done(entry, chosen, report, tuple(chosen.plot(report, folder)))
+    pictures = tuple(chosen.plot(report, folder))
+    return Done(entry, chosen, report, pictures, cpu_s=_cpu_s() - began_s)
+
+
+def _cpu_s() -> float:
+    """Processor time of this process and its ended children."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _why_not(entry: Entry, options: Options) -> str:
@@ -243,8 +265,8 @@ def _section(done: Done, folder: Path) -> Iterator[str]:
     if done.report is None:
         yield f"<p class='no'>Not run: {escape(done.why_not)}.</p>"
         return
-    seeds = len(done.report.seeds)
-    yield f"<p><code>cato simulate {name}</code>, {seeds} seeds; <a href='{name}.json'>JSON</a></p>"
+    effort = f"{len(done.report.seeds)} seeds, {done.cpu_s:.0f} s of processor time"
+    yield f"<p><code>cato simulate {name}</code>, {effort}; <a href='{name}.json'>JSON</a></p>"
     if done.report.targets:
         yield "<table><tr><th>target</th><th>goal</th><th>measured</th><th></th></tr>"
         for t in done.report.targets:

@@ -1,9 +1,10 @@
 """Length bounds from more features than prompt length: their accuracy, and the attainment gained.
 
 `--trace` with recorded agents: a turn's role, position, tools and its agent's earlier answers.
-`--dataset` with a folder of CodeXGLUE files (see `codexglue-tasks`): features of the text. Half
-of each trains, the other is evaluated: coverage and pinball loss of the 0.9 quantile, and
-attainment where the default believes the model's distribution, on one engine in overload.
+`--dataset` with a folder of CodeXGLUE files (see `codexglue-tasks`): features of the text. The
+Profiler's own learner (`cato.estimators.output_lengths`) learns from half of each; the other is
+evaluated: coverage and pinball loss of the 0.9 quantile, and attainment where the default believes
+the learnt distribution, on one engine in overload.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from statistics import fmean
 
 import numpy as np
 
-from cato.core.ids import PoolName, TaskName
+from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.slo import SloMetric
 from cato.estimators.calibration import covered, pinball_losses
-from cato.estimators.length_bound import (
-    CompiledForest,
-    ForestLengths,
-    ForestSettings,
-    LengthFeatures,
-    LengthRecord,
-    MarginalLengths,
+from cato.estimators.output_lengths import (
+    ENDED,
+    LEVEL,
+    LengthHistory,
+    LengthSample,
+    OutputLengths,
+    refitted,
 )
 from cato.estimators.prompt_features import Asked, EarlierAnswers, features_of
 from cato.lab.experiments.common import measured
@@ -44,9 +45,8 @@ from cato.sim.workloads import SABER_ENGINE, poisson
 
 MARGINAL, PROMPT, ALL, EXACT = "marginal", "prompt length", "all features", "told lengths"
 ARMS = (ALL, PROMPT, MARGINAL, EXACT)
-Q = 0.9
-# The profiler's forest settings, and a finer one: more features separate more.
-TREES, LEAVES = 30, 60
+NODE, MODEL = NodeId("call"), "m"
+AMPLE_TOKENS = 1_000_000
 POOL = PoolName("engine")
 TASKS, LOAD, FULL_BATCH, STRICTNESS = 600, 1.1, 64, 1.5
 AGENTS, TEXTS = "turns of agents", "text pairs"
@@ -108,19 +108,35 @@ def halves(kind: str, path: Path) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
     return sides[0], sides[1]
 
 
-def _features(call: Call, arm: str) -> LengthFeatures:
-    values = features_of(call.asked)
-    return LengthFeatures(call.task, values if arm == ALL else values[:1])
+def _features(call: Call, arm: str) -> tuple[float, ...]:
+    return features_of(call.asked if arm == ALL else Asked(call.asked.prompt_tokens))
+
+
+def _sample(call: Call, arm: str) -> LengthSample:
+    tokens, reason = call.output_tokens, min(ENDED)
+    prompt, features = call.asked.prompt_tokens, _features(call, arm)
+    return LengthSample(call.task, NODE, MODEL, prompt, tokens, reason, features)
 
 
 @lru_cache(maxsize=8)
-def model_of(kind: str, path: Path, arm: str, seed: int) -> CompiledForest | MarginalLengths:
-    """Trained on the first half."""
-    records = [LengthRecord(_features(c, arm), c.output_tokens) for c in halves(kind, path)[0]]
+def learnt(kind: str, path: Path, arm: str, seed: int) -> OutputLengths:
+    """What the Profiler would know after the first half."""
+    history, nothing = LengthHistory(), OutputLengths()
+    history.add(_sample(call, arm) for call in halves(kind, path)[0])
+    return refitted(nothing, history.due(nothing), 1, seed)
+
+
+def belief(call: Call, kind: str, path: Path, arm: str, seed: int) -> LengthBelief:
+    """The belief about a call of the second half."""
+    if arm == EXACT:
+        return LengthBelief((float(call.output_tokens),))
     if arm == MARGINAL:
-        return MarginalLengths.fit(records)
-    settings = ForestSettings(trees=TREES, min_leaf=max(10, len(records) // LEAVES))
-    return ForestLengths.fit(records, seed, settings).compiled()
+        return learnt(kind, path, PROMPT, seed).keys[call.task, NODE, MODEL].belief
+    features = _features(call, arm)
+    known = learnt(kind, path, arm, seed)
+    found = known.belief(call.task, NODE, MODEL, features, AMPLE_TOKENS)
+    assert found is not None, "both halves have calls of every task"
+    return found
 
 
 def _measured(kind: str, option: str, options: Options, arm: str, seed: int) -> dict[str, float]:
@@ -128,11 +144,10 @@ def _measured(kind: str, option: str, options: Options, arm: str, seed: int) -> 
     test = halves(kind, path)[1]
     metrics = {}
     if arm != EXACT:
-        model = model_of(kind, path, arm, seed)
         lengths = [c.output_tokens for c in test]
-        bounds = [model.quantile(_features(c, arm), Q) for c in test]
+        bounds = [belief(c, kind, path, arm, seed).left_quantile(LEVEL, 0) for c in test]
         metrics["coverage"] = float(covered(lengths, bounds).mean())
-        metrics["pinball_loss_tokens"] = float(pinball_losses(lengths, bounds, Q).mean())
+        metrics["pinball_loss_tokens"] = float(pinball_losses(lengths, bounds, LEVEL).mean())
     ran = measured(
         [PoolSetup(POOL, (SABER_ENGINE,), schedulers.foresight())],
         tasks_of(test, kind, path, arm, seed),
@@ -160,9 +175,7 @@ def tasks_of(test: Sequence[Call], kind: str, path: Path, arm: str, seed: int) -
     }
     found = []
     for i, (at_s, call) in enumerate(zip(times, chosen, strict=True)):
-        known = LengthBelief((float(call.output_tokens),))
-        if arm != EXACT:
-            known = LengthBelief(model_of(kind, path, arm, seed).grid(_features(call, arm)))
+        known = belief(call, kind, path, arm, seed)
         node = SimNode(POOL, call.new_tokens, call.output_tokens, max(1, round(known.mean)), known)
         found.append(
             SimTask(

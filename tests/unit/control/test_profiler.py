@@ -16,9 +16,11 @@ from store_kit import MODEL, NODE, TASK, a_receipt, an_execution, facts
 from cato.control.profiler import Profiler
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import WITHHELD, SlaReceipt
+from cato.estimators.prompt_features import Asked, features_of
 
 T = TypeVar("T")
 Alive = Callable[[], AbstractAsyncContextManager[Profiler]]
+FEATURES = features_of(Asked(100))
 SECRET = "api_key = 'hunter2'"
 WAIT_S = 0.01
 PATIENCE = 6_000
@@ -90,7 +92,7 @@ async def test_node_latencies_retrieval_times_lengths_errors_and_stages_are_lear
         assert estimates[NodeId("lookup")].mean_s == pytest.approx(0.25)
         assert estimates[NodeId("refine")].mean_s == pytest.approx(3.0)
         lengths = await newer(profiler.lengths)
-        belief = lengths.belief(TASK, NODE, MODEL, 100, 1_000)
+        belief = lengths.belief(TASK, NODE, MODEL, FEATURES, 1_000)
         assert belief is not None
         assert belief.mean == pytest.approx(20, abs=2)
         share = (await newer(profiler.past_runs)).share(TASK, [])
@@ -146,7 +148,7 @@ async def test_passed_through_calls_teach_lengths_but_no_baselines(life: Alive) 
         await seen(profiler, calls)
         assert await profiler.estimates() == {}
         lengths = await newer(profiler.lengths)
-        assert lengths.belief(TaskName("model:m"), NODE, MODEL, 100, 99) is not None
+        assert lengths.belief(TaskName("model:m"), NODE, MODEL, FEATURES, 99) is not None
 
 
 async def test_beliefs_follow_what_comes_and_are_sent_only_when_newer(
@@ -160,7 +162,7 @@ async def test_beliefs_follow_what_comes_and_are_sent_only_when_newer(
         long = [a_receipt(an_execution(llm=facts(tokens=500)), id=f"{i}") for i in range(90)]
         await seen(profiler, long)
         second = await newer(profiler.lengths, first.version)
-        belief = second.belief(TASK, NODE, MODEL, 100, 1_000)
+        belief = second.belief(TASK, NODE, MODEL, FEATURES, 1_000)
         assert belief is not None
         assert belief.mean > 400
 

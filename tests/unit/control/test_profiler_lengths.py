@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,8 +26,10 @@ from cato.estimators.output_lengths import (
     refitted,
     samples_of,
 )
+from cato.estimators.prompt_features import Asked, features_of
 
 KEY = (TASK, NODE, MODEL)
+NO_FEATURES = features_of(Asked(100))
 AMPLE = 100_000
 
 
@@ -36,10 +39,14 @@ def learnt(samples: Sequence[LengthSample], known: OutputLengths | None = None) 
     return refitted(known, history.due(known), known.version + 1, seed=0)
 
 
-def belief(lengths: OutputLengths, *, prompt: int = 100, limit: int = AMPLE) -> LengthBelief:
-    found = lengths.belief(*KEY, prompt, limit)
+def belief_of(lengths: OutputLengths, asked: Asked, limit: int = AMPLE) -> LengthBelief:
+    found = lengths.belief(*KEY, features_of(asked), limit)
     assert found is not None
     return found
+
+
+def belief(lengths: OutputLengths, *, prompt: int = 100, limit: int = AMPLE) -> LengthBelief:
+    return belief_of(lengths, Asked(prompt), limit)
 
 
 def bound(lengths: OutputLengths, *, prompt: int = 100, limit: int = AMPLE) -> float:
@@ -60,9 +67,9 @@ def drawn(
 
 def test_nothing_is_believed_of_a_node_seen_less_than_nine_times() -> None:
     samples = [a_sample(n + 1) for n in range(MIN_SAMPLES)]
-    assert learnt(samples[:-1]).belief(*KEY, 100, AMPLE) is None
-    assert learnt(samples).belief(*KEY, 100, AMPLE) is not None
-    assert OutputLengths().belief(*KEY, 100, AMPLE) is None
+    assert learnt(samples[:-1]).belief(*KEY, NO_FEATURES, AMPLE) is None
+    assert learnt(samples).belief(*KEY, NO_FEATURES, AMPLE) is not None
+    assert OutputLengths().belief(*KEY, NO_FEATURES, AMPLE) is None
 
 
 def test_before_a_forest_the_bound_is_a_quantile_of_what_was_seen() -> None:
@@ -83,7 +90,7 @@ def test_nodes_models_and_tasks_are_learnt_apart() -> None:
     short = [a_sample(5, task="short") for _ in range(20)]
     lengths = learnt([*short, *(a_sample(500) for _ in range(20))])
     assert bound(lengths) == 500.0
-    found = lengths.belief(short[0].task, NODE, MODEL, 100, AMPLE)
+    found = lengths.belief(short[0].task, NODE, MODEL, NO_FEATURES, AMPLE)
     assert found is not None
     assert found.left_quantile(0.9, 0) == 5.0
 
@@ -136,6 +143,31 @@ def test_a_belief_is_the_same_after_it_was_sent_and_mapped_read_only() -> None:
     assert mapped.version == lengths.version
 
 
+def test_a_forest_learns_from_what_is_asked_where_the_prompts_length_says_nothing() -> None:
+    rng = random.Random(1)
+    asked = [Asked(rng.randint(10, 1000), role=rng.choice(("user", "tool"))) for _ in range(500)]
+    samples = [
+        a_sample(
+            rng.randint(10, 20) if a.role == "tool" else rng.randint(400, 500),
+            prompt=a.prompt_tokens,
+            features=features_of(a),
+        )
+        for a in asked
+    ]
+    lengths = learnt(samples)
+    assert lengths.keys[KEY].forest is not None
+    bounds = [
+        belief_of(lengths, Asked(300, role=role)).left_quantile(0.8, 0) for role in ("tool", "user")
+    ]
+    assert bounds[0] <= 20 < 400 <= bounds[1]
+
+
+def test_samples_from_before_features_count_as_calls_of_which_only_the_prompt_is_known() -> None:
+    old = drawn(MIN_FOREST_SAMPLES, lambda rng, prompt: prompt + rng.randint(0, 5))
+    new = [replace(s, features=features_of(Asked(s.prompt_tokens))) for s in old]
+    assert belief(learnt(old), prompt=300) == belief(learnt(new), prompt=300)
+
+
 # Learning again
 
 
@@ -178,7 +210,10 @@ def test_what_was_learnt_earlier_goes_in_front_of_what_has_come_since() -> None:
 
 
 def test_outputs_count_that_ended_by_themselves_or_at_their_limit() -> None:
-    calls = [facts(tokens=n, reason=r) for n, r in ((5, "stop"), (6, "length"), (7, "abort"))]
+    calls = [
+        facts(tokens=n, reason=r, features=(0.5, n))
+        for n, r in ((5, "stop"), (6, "length"), (7, "abort"))
+    ]
     receipt = a_receipt(
         *(an_execution(llm=f) for f in calls),
         an_execution(llm=facts(tokens=8), status="cancelled"),
@@ -191,6 +226,7 @@ def test_outputs_count_that_ended_by_themselves_or_at_their_limit() -> None:
         (6, "length"),
         (1, "stop"),
     ]
+    assert [s.features for s in found] == [(0.5, 5), (0.5, 6), ()]
 
 
 # Cut outputs

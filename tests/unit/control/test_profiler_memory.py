@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,15 @@ from cato.control.fitting import refitted_apart
 from cato.control.profiler import Profiler
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import SlaReceipt
-from cato.estimators.output_lengths import Due, LengthSample, OutputLengths, refitted
+from cato.estimators.output_lengths import (
+    KEPT_SAMPLES,
+    Due,
+    LengthHistory,
+    LengthSample,
+    OutputLengths,
+    refitted,
+)
+from cato.estimators.prompt_features import NAMES, Asked, features_of
 from cato.store.store import MetadataStore
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,7 +50,7 @@ def test_what_is_learnt_apart_is_what_would_be_learnt_here() -> None:
     assert apart.keys.keys() == here.keys.keys()
     assert apart.keys[TASK, NODE, "m"].forest is not None
     for tokens in (50, 1_000, 3_000):
-        asked = (TASK, NODE, "m", tokens, 10_000)
+        asked = (TASK, NODE, "m", features_of(Asked(tokens)), 10_000)
         assert apart.belief(*asked) == here.belief(*asked)
 
 
@@ -58,6 +67,18 @@ assert not {"sklearn", "quantile_forest"} & set(sys.modules), "learning was done
     here = Path(__file__)
     folders = ":".join(map(str, (ROOT, here.parent, here.parents[1], here.parents[2])))
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": folders})
+
+
+def test_the_samples_of_a_node_take_at_most_two_megabytes() -> None:
+    gc.collect()
+    tracemalloc.start()
+    history = LengthHistory()
+    for n in range(2 * KEPT_SAMPLES):
+        features = tuple(round(n / (i + 2), 4) for i in range(len(NAMES)))
+        history.add([LengthSample(TASK, NODE, "m", 10_000 + n, 1_000 + n, "stop", features)])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 2_000_000
 
 
 async def test_receipts_beyond_those_kept_are_in_the_store_alone(

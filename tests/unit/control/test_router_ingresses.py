@@ -6,13 +6,20 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from ingress_kit import until
 from kits.builders import a_profile, a_report, an_invocation
 
 from cato.control import router as module
 from cato.control.router import ReplicaRouter
-from cato.core.events import InvocationEnded, InvocationWithdrawn, PoliciesChanged
+from cato.core.events import (
+    InvocationEnded,
+    InvocationWithdrawn,
+    PoliciesChanged,
+    ReplicaProgressed,
+)
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.topology import PoolPolicies
+from cato.policies.admission.saber import SaberAdmission
 from cato.policies.registry import policies_of
 from cato.telemetry.event_log import read_log
 
@@ -129,3 +136,28 @@ async def test_what_waited_is_dealt_out_when_the_other_replicas_have_reported(cl
     assert loads == [(1, 2), (1, 2)]
     for waiting in asked:
         waiting.cancel()
+
+
+async def test_saber_is_fitted_to_the_speeds_that_its_engines_have(
+    clock: Clock, tmp_path: Path
+) -> None:
+    names, profile = PoolPolicies("saber"), a_profile(token_s=0.01, batch_token_s=0.001)
+    router = ReplicaRouter(PoolName("p"), names, profile, str(tmp_path))
+    router.take(a_report(slots=2, profile=profile))
+    called = [asyncio.ensure_future(router.offer(an_invocation(id))) for id in ("a", "b")]
+    await asyncio.gather(*called)
+    for n in range(20):  # 20 tokens/s, where the profile predicts 100
+        clock.now_s += 1.0
+        tokens = tuple((InvocationId(id), 20 * n) for id in ("a", "b"))
+        router.take(ReplicaProgressed(0.0, ReplicaId("r"), tokens))
+        await asyncio.sleep(0)
+    (log,) = tmp_path.iterdir()
+
+    def changes() -> list[PoliciesChanged]:
+        steps = read_log(log).steps
+        return [s.event for s in steps if isinstance(s.event, PoliciesChanged)]
+
+    await until(lambda: bool(changes()), within_s=60)
+    admission = changes()[-1].policies.admission
+    assert isinstance(admission, SaberAdmission)
+    assert admission.model.speed(2) == pytest.approx(20.0, rel=0.1)

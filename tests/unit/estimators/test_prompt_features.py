@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cato.estimators.prompt_features import (
+    LANGUAGES,
     NAMES,
     Asked,
     EarlierAnswers,
@@ -41,6 +42,13 @@ def test_a_fence_names_its_language_and_what_is_unknown_is_not_what_is_missing()
     assert named(Asked(1, format="json_schema"))["format"] != named(Asked(1))["format"]
 
 
+def test_a_huge_message_is_examined_at_its_ends() -> None:
+    prose = "Please explain it well. " * 10_000
+    assert named(Asked(1, text=f"```go\nx\n```\n{prose}"))["fences"] == 1
+    assert named(Asked(1, text=f"{prose}\n```go\nx\n```"))["language"] == LANGUAGES.index("go")
+    assert named(Asked(1, text=f"{prose}\n```go\nx\n```\n{prose}"))["fences"] == 0
+
+
 def test_earlier_answers_are_those_of_the_same_user_and_node_and_hold_no_name() -> None:
     earlier = EarlierAnswers(kept=2, most=2)
     for tokens in (10, 20, 30):
@@ -59,7 +67,7 @@ def test_a_forest_that_sees_the_fences_bounds_what_they_tell(
     monkeypatch.setattr(length_features, "TASKS", 40)
     short = {"nl": "x" * 400, "code": "y" * 100}
     long = {"nl": "z();" * 100, "code": "y" * 2000}
-    rows = [json.dumps(short if i % 3 else long) for i in range(240)]
+    rows = [json.dumps(short if i % 3 else long) for i in range(900)]
     (tmp_path / "pairs.json").write_text("\n".join(rows))
     options = Options((1,), ("all features", "prompt length"), dataset=tmp_path)
     report = as_experiment(study("length-features")).run(options, silent)

@@ -45,7 +45,9 @@ def test_a_folder_has_json_pictures_and_a_page_that_names_them(
     assert done.report.seeds == (1,)
     page = (tmp_path / "x" / papers.INDEX).read_text()
     assert json.loads((tmp_path / "x" / "saber-fig4.json").read_text())["seeds"] == [1]
-    for named in ("saber-fig4.json", "saber-fig4.png", "slo_attainment", "Fig. 1: an image"):
+    assert done.cpu_s > 0
+    time = f"{done.cpu_s:.0f} s of processor time"
+    for named in ("saber-fig4.json", "saber-fig4.png", "slo_attainment", "Fig. 1: an image", time):
         assert named in page
     assert (tmp_path / "x" / "saber-fig4.png").stat().st_size > 10_000
 
@@ -72,10 +74,11 @@ def test_the_command_tells_what_ran_and_takes_no_option_of_a_single_experiment(
         Entry("a trace", "azure-replay", needs=papers.NEEDS_AZURE),
     )
     monkeypatch.setattr(papers, "PAPERS", some(*entries))
-    arguments = ["simulate", "papers", "--quick", "--plot", str(tmp_path)]
+    arguments = ["simulate", "papers", "--quick", "--jobs", "1", "--plot", str(tmp_path)]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "slo-sa-fig10: Fig. 10" in result.output
+    assert "slo-sa-fig10: Fig. 10 (" in result.output
+    assert result.output.count("of processor time") == 2
     assert "needs --trace" in result.output
     assert (tmp_path / papers.INDEX).exists()
     refused = CliRunner().invoke(app, [*arguments, "--policy", "annealing"])

@@ -16,6 +16,7 @@ from cato.core.errors import UnknownNameError
 from cato.core.policies import RoutingPolicy, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.core.topology import PoolPolicies
+from cato.policies.admission.saber import SaberAdmission
 from cato.policies.admission.static_cap import StaticCap
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -28,12 +29,14 @@ from cato.policies.registry import (
     ROUTING,
     ordering_names,
     policies_of,
+    refits,
     routing_names,
     scheduler_names,
 )
 from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.power_of_two import PowerOfTwo
 from cato.policies.routing.round_robin import RoundRobin
+from cato.policies.schedulers import speed_model
 from cato.policies.slack import FEASIBLE, LATE, TIGHT, slack_class
 
 # The cost of an invocation is the prefill alone: remaining = prefill_s + downstream_s.
@@ -351,3 +354,25 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(
     assert error.value.kind == kind
     assert error.value.known == known
     assert all(name in str(error.value) for name in known)
+
+
+# Speeds measured online
+
+
+def test_saber_follows_measured_speeds_and_corrects_the_profile_where_none_were_measured() -> None:
+    profile = a_profile(batch_token_s=0.001, slots=32)
+    law = speed_model(profile)
+    half = {load: law.speed(load) / 2 for load in (1, 2, 3, 4)}
+    found = speed_model(profile, half)
+    for load in (1, 4, 16, 32):
+        assert found.speed(load) == pytest.approx(law.speed(load) / 2, rel=0.05)
+    policies = policies_of(PoolPolicies("saber"), profile, half)
+    assert isinstance(policies.admission, SaberAdmission)
+    assert policies.admission.model == found
+    assert refits(PoolPolicies("saber"))
+
+
+def test_a_scheduler_without_a_law_of_speed_ignores_measured_ones() -> None:
+    names = PoolPolicies("foresight")
+    assert not refits(names)
+    assert policies_of(names, a_profile(), {1: 5.0}) == policies_of(names, a_profile())

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from cato.core.length import LengthBelief
 from cato.core.receipt import SUPERSEDED, SlaReceipt
 from cato.core.workflow import LlmSettings, TransformSettings
 from cato.engines.simulated import simulated_text
+from cato.estimators.prompt_features import NAMES
 from cato.lab.chaos.local_pools import LocalPool
 from cato.serve.attempts import MAX_LOSSES
 from cato.serve.service import Origin
@@ -180,6 +182,25 @@ async def test_predicted_and_actual_stand_side_by_side_in_a_receipt(tmp_path: Pa
     assert (llm.expected_tokens, llm.length_bound_tokens) == (8, 12)
     assert llm.predicted_service_s == pytest.approx(7 * 0.01)
     assert llm.service_s >= (llm.output_tokens - 1) * 0.01
+
+
+async def test_what_was_asked_and_how_long_its_asker_was_answered_are_in_the_receipt(
+    tmp_path: Path,
+) -> None:
+    pool = a_pool("sim-fast", "fast")
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        seen = []
+        for user in ("ann", "ann", "bob"):
+            task = kit.service.run_task(
+                "code-completion", {"prefix": "x = (1"}, request_id="r", origin=Origin(user=user)
+            )
+            llm = (await task.wait()).receipt.nodes[0].llm
+            assert llm is not None
+            seen.append((llm.output_tokens, dict(zip(NAMES, llm.features, strict=True))))
+    tokens = seen[0][0]
+    earlier = [features["log_earlier_last"] for _, features in seen]
+    assert earlier == [-1.0, pytest.approx(log(tokens), abs=1e-3), -1.0]
+    assert all(features["code_share"] > 0 for _, features in seen)
 
 
 LIMITED = """

@@ -97,10 +97,11 @@ def kept(id: str, ended_at_s: float) -> KeptReceipt:
 
 def test_what_was_learnt_is_there_after_a_restart(location: str) -> None:
     store = MetadataStore.open(location)
-    store.write([a_sample(10), a_mean(1.5), ERRORS, STAGES])
+    told = a_sample(10, features=(4.6052, 0.0, -1.0))
+    store.write([told, a_mean(1.5), ERRORS, STAGES])
     store.close()
     store = MetadataStore.open(location)
-    assert store.learnt() == Learnt((a_mean(1.5),), (ERRORS,), (a_sample(10),), (STAGES,))
+    assert store.learnt() == Learnt((a_mean(1.5),), (ERRORS,), (told,), (STAGES,))
     store.close()
 
 
@@ -238,7 +239,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*supports up to 0011.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*supports up to 0012.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1

@@ -18,11 +18,11 @@ from pathlib import Path
 import aiohttp
 
 from cato.config import places
-from cato.core.errors import ContextLengthError, EngineDeadError, EngineError, InputError
+from cato.core.errors import EngineDeadError, EngineError, InputError
 from cato.core.hung import HungRule, Signs, Silence
 from cato.core.kv_events import BlocksCleared, KvEvent
 from cato.core.pool.prefill import CallTarget
-from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
+from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
 from cato.engines.base import (
     EngineChunk,
     EngineFacts,
@@ -30,7 +30,7 @@ from cato.engines.base import (
     EngineRequest,
     EngineState,
 )
-from cato.engines.vllm import dialects, stream, template, threads, zygote
+from cato.engines.vllm import dialects, stream, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV
 from cato.engines.vllm.arguments import server_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
@@ -38,6 +38,7 @@ from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_l
 from cato.engines.vllm.kv_feed import CALL_HEADER, KvFeed, has_events
 from cato.engines.vllm.offloading import Offloading, offloading_of
 from cato.engines.vllm.scheduler import STEP_VARIABLE, with_target
+from cato.engines.vllm.template_probe import ask_template
 from cato.wire.limits import limits_of, shortened
 
 log = logging.getLogger("cato.engines")
@@ -617,39 +618,9 @@ class VllmEngine:
             block_tokens=block_tokens,
             host_tokens=self._offloading.tokens,
             host_bytes=self._offloading.size_bytes,
-            template=await self._ask_template(),
+            template=await ask_template(self._ask, self._model.name, self._server_model),
             capabilities=frozenset(capabilities),
         )
-
-    async def _ask_template(self) -> TemplateFacts | None:
-        """Probe the chat template; logs the parts of a conversation that it drops."""
-        whole = await self._rendered(template.whole_probe())
-        system = None if whole else await self._rendered(template.system_probe())
-        late = await self._rendered(template.late_probe())
-        facts = template.template_facts(whole, system, late)
-        if facts is None:
-            log.info("model %s has no working chat template", self._model.name)
-        elif lost := template.lost_parts(facts):
-            log.warning(
-                "model %s: its chat template drops %s, so agents get wrong answers; give its "
-                "engine another template: `args: [--chat-template, FILE]`",
-                self._model.name,
-                lost,
-            )
-        return facts
-
-    async def _rendered(self, probe: template.Body) -> str | None:
-        """The prompt that the template makes of a conversation; None if the template refuses it."""
-        try:
-            body = json.dumps({"model": self._server_model, **probe}).encode()
-            ids = json.loads(await self._ask("POST", "/tokenize", body))["tokens"]
-            body = json.dumps({"model": self._server_model, "tokens": ids}).encode()
-            return str(json.loads(await self._ask("POST", "/detokenize", body))["prompt"])
-        except EngineDeadError:
-            raise
-        except (EngineError, ContextLengthError) as exc:
-            log.info("model %s refuses a probe of its chat template: %s", self._model.name, exc)
-            return None
 
     def _ready_session(self) -> aiohttp.ClientSession:
         if self._state is not EngineState.READY or self._session is None:

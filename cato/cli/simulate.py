@@ -35,6 +35,11 @@ Plots = Annotated[
     typer.Option(help="Write plots to this folder; for `papers` also tables and an index."),
 ]
 
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Parallel processes; by default 1, for `papers` one per core."),
+]
+
 
 def simulate(
     experiment: Named = None,
@@ -62,10 +67,7 @@ def simulate(
     dataset: Annotated[
         Path | None, typer.Option(help="Text pairs, for experiments that read them.")
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Parallel processes; by default 1, for `papers` one per core."),
-    ] = None,
+    jobs: Jobs = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a part that takes minutes, where there is one.")
     ] = False,

@@ -546,7 +546,7 @@ async def test_a_node_whose_time_is_over_while_it_waits_says_why_it_waited(tmp_p
         await first.wait()
     (node,) = receipt.nodes
     assert node.llm is not None
-    assert receipt.queue_s == node.llm.queue_s >= 0.1
+    assert receipt.queue_s == node.llm.queue_s >= 0.09  # the budget runs from the start
     (reason,) = node.llm.reasons
     assert reason.startswith("queued 0.")
 

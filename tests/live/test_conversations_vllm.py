@@ -56,9 +56,11 @@ pytestmark = [
 
 CONTEXT_TOKENS = 65_536
 BLOCK_TOKENS = 128
-SESSIONS, TURNS = 20, 15
-# 72 MiB are 576 blocks: hardly more than the longest prompt that the engine accepts.
-SMALL_CACHE = 72 << 20
+# `make drills` runs them all. The first turns of each client on each engine are estimated worst:
+# these clients share the text of their tools, which the router does not know before.
+SESSIONS, TURNS, LEAST = (20, 15, 0.95) if os.environ.get("CATO_DRILLS") else (9, 8, 0.8)
+# 27 MiB are 216 blocks: hardly more than the longest prompt that the engine accepts.
+SMALL_CONTEXT_TOKENS, SMALL_CACHE = 24_576, 27 << 20
 # ChatML, with the tools in the first system message, as Qwen's templates have it.
 TEMPLATE = """
 {%- for tool in tools or [] %}{{ '<|tool|>' + (tool | tojson) + '\n' }}{% endfor %}
@@ -248,15 +250,16 @@ async def test_the_router_knows_what_engines_have_cached(stage: Stage) -> None:
     """Through two ingresses; one engine dies on the way and comes back without its cache."""
     off = await beliefs_of(stage)
     right = sum(abs(tokens) <= BLOCK_TOKENS for tokens in off)
-    assert right >= 0.95 * len(off), f"{right} of {len(off)}: {sorted(off)}"
+    assert right >= LEAST * len(off), f"{right} of {len(off)}: {sorted(off)}"
 
 
 async def test_the_router_knows_what_engines_have_evicted() -> None:
-    """The caches hold two thirds of the sessions, whose turns come in any order."""
-    async with a_stage(replace(SPEC, kv_cache_memory_bytes=SMALL_CACHE)) as stage:
+    """The caches are smaller than the sessions, whose turns come in any order."""
+    spec = replace(SPEC, max_model_len=SMALL_CONTEXT_TOKENS, kv_cache_memory_bytes=SMALL_CACHE)
+    async with a_stage(spec) as stage:
         off = await beliefs_of(stage, Random(1))
     right = sum(abs(tokens) <= BLOCK_TOKENS for tokens in off)
-    assert right >= 0.95 * len(off), f"{right} of {len(off)}: {sorted(off)}"
+    assert right >= LEAST * len(off), f"{right} of {len(off)}: {sorted(off)}"
 
 
 async def beliefs_of(stage: Stage, random: Random | None = None) -> list[int]:

@@ -2,9 +2,11 @@
 
 The estimate is kept in nodes of `PREFIX_BLOCK_TOKENS` tokens; a node's name is the hash of the
 prompt up to its end. Engines evict the least recently used prompt first, and a prompt from its end;
-so does the estimate. Replicas whose engines tell what happens to their blocks say which nodes are
-gone or have moved to host memory. If an answer reports fewer cached tokens than estimated, its
-engine has evicted at least that much, and the estimate is corrected.
+so does the estimate. If an answer reports fewer cached tokens than estimated, its engine has
+evicted at least that much, and the estimate is corrected.
+
+Replicas whose engines tell what happens to their blocks say which nodes are gone or have moved to
+host memory. There nothing is estimated but that a prompt that was sent will be cached.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from cato.core.ids import ReplicaId
 from cato.core.kv_events import NodeNews
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
+# A cache of which the engine tells has as many nodes as the engine says; this bounds the memory. A
+# node has 64 tokens only where text is as dense as its model's profile expects.
+TOLD_CAPACITY = 1.5
 # Engines count in blocks of up to 128 tokens, and parts of a prompt deviate from its mean tokens
 # per node. Smaller differences are ignored.
 LEAST_SHORTFALL_TOKENS = 2 * PREFIX_BLOCK_TOKENS
@@ -43,6 +48,12 @@ class _Cache:
     runs: dict[int, _Run] = field(default_factory=dict)  # by node
     touched: dict[int, list[_Run]] = field(default_factory=dict)
     by_session: dict[str, int] = field(default_factory=dict)
+    # The engine tells what is gone.
+    is_told: bool = False
+
+    @property
+    def most_nodes(self) -> int:
+        return int(TOLD_CAPACITY * self.capacity_nodes) if self.is_told else self.capacity_nodes
 
     def path(self, prefix: Sequence[int], number: int) -> tuple[list[_Run], list[int]]:
         """The runs of a prompt, which becomes the most recently used, and its new nodes."""
@@ -148,6 +159,8 @@ class CachePicture:
         self._asked = ()
         if news.cleared:
             self._clear(cache)
+            cache.is_told = False  # these may have been its last events
+        cache.is_told |= bool(news.gone or news.moved or news.held)
         for prefix in news.held:
             self.use(id, "", prefix)
         for node in news.gone:
@@ -221,7 +234,7 @@ class CachePicture:
             if before is not None and before in cache.touched:
                 self._drop_if_covered(cache, before)
             cache.by_session[session] = number
-        if len(cache.touched) > 2 * cache.capacity_nodes + 64:
+        if len(cache.touched) > 2 * cache.most_nodes + 64:
             for old in list(cache.touched):
                 self._drop_if_covered(cache, old)
         if len(cache.by_session) > 2 * len(cache.touched) + 64:
@@ -238,7 +251,7 @@ class CachePicture:
         """
         cache = self._caches.get(id)
         least = max(LEAST_SHORTFALL_TOKENS, LEAST_SHORTFALL_SHARE * believed_tokens)
-        if cache is None or cached_tokens > believed_tokens - least:
+        if cache is None or cache.is_told or cached_tokens > believed_tokens - least:
             return
         self._asked = ()
         for number in list(cache.touched):
@@ -271,9 +284,9 @@ class CachePicture:
         return found
 
     def _shrink(self, cache: _Cache) -> None:
-        while len(cache.runs) > cache.capacity_nodes:
+        while len(cache.runs) > cache.most_nodes:
             oldest = next(iter(cache.touched))
-            self._forget(cache, oldest, len(cache.runs) - cache.capacity_nodes)
+            self._forget(cache, oldest, len(cache.runs) - cache.most_nodes)
 
     def _forget(self, cache: _Cache, number: int, most: int) -> None:
         """Evict up to `most` nodes of a prompt that no later one has used, from its end."""

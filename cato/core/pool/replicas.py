@@ -24,10 +24,11 @@ from cato.core.snapshot import (
     ReplicaSnapshot,
     ReplicaView,
     Running,
-    node_tokens,
 )
 
 T = TypeVar("T")
+
+_NO_HOME = Home(ReplicaId(""), 0, -inf)
 
 
 def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots: int) -> float:
@@ -238,7 +239,8 @@ class Replica:
     def _tokens_in(self, nodes: int, invocation: Invocation) -> int:
         if not nodes:
             return 0
-        cached = int(_tokens_of(nodes, invocation, self.homes.of(invocation.session)))
+        home = self.homes.of(invocation.session) or _NO_HOME
+        cached = int(home.tokens(nodes, len(invocation.prefix), invocation.prompt_tokens))
         # The last token of a prompt is always computed: it produces the answer's first token.
         return cached if cached < invocation.prompt_tokens else invocation.prompt_tokens - 1
 
@@ -412,17 +414,3 @@ def _left_alone_s(running: Running, profile: Profile) -> float:
     if running.first_token_at_s is None:
         prompt_s = profile.prefill_s(running.invocation.prompt_tokens)
     return prompt_s + running.left_tokens * profile.decode_step_s(1, running.context_tokens)
-
-
-def _tokens_of(nodes: int, invocation: Invocation, home: Home | None) -> float:
-    """Tokens of the prompt's first nodes, which are cut by characters.
-
-    Up to the end of an earlier prompt of the session the count is an engine's.
-    """
-    prompt_tokens, length = invocation.prompt_tokens, len(invocation.prefix)
-    if home is None or not 0 < home.counted_nodes < length:
-        return nodes * node_tokens(prompt_tokens, length)
-    counted, tokens = home.counted_nodes, home.counted_tokens
-    if nodes <= counted:
-        return nodes * node_tokens(tokens, counted)
-    return tokens + (nodes - counted) * max(0, prompt_tokens - tokens) / (length - counted)

@@ -6,27 +6,38 @@ working set of the replica that served it. Think times of tools and people are s
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from cato.core.ids import ReplicaId
+from cato.core.snapshot import node_tokens
 
 MEMORY_S = 600.0
+# Prompts whose tokens are remembered for each session. Text between two of them counts as even.
+MOST_ENDS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
     """The home of one session since its last call.
 
-    An engine counted `counted_tokens` in the prompt of one of its calls, which had `counted_nodes`
-    nodes; 0 before any answer.
+    `ends`: nodes of earlier prompts, and the tokens up to the last of them, as engines counted.
     """
 
     replica_id: ReplicaId
     context_tokens: int
     seen_at_s: float
-    counted_nodes: int = 0
-    counted_tokens: int = 0
+    ends: tuple[tuple[int, float], ...] = ()
+
+    def tokens(self, nodes: int, all_nodes: int, all_tokens: float) -> float:
+        """Tokens of the first `nodes` nodes of the session's next prompt."""
+        at = bisect_left(self.ends, (nodes,))
+        before, tokens = self.ends[at - 1] if at else (0, 0.0)
+        if at < len(self.ends) and self.ends[at][0] <= all_nodes:
+            after, tokens_after = self.ends[at]
+            return tokens + (nodes - before) * (tokens_after - tokens) / (after - before)
+        return tokens + (nodes - before) * node_tokens(all_tokens, all_nodes, before, tokens)
 
 
 @dataclass(slots=True)
@@ -57,8 +68,8 @@ class Homes:
     def note(self, session: str, id: ReplicaId, context_tokens: int, now_s: float) -> None:
         """A call of `session` was sent to the replica, which is its home now."""
         known = self._leave(session)
-        counted = (known.counted_nodes, known.counted_tokens) if known else ()
-        self._homes[session] = Home(id, context_tokens, now_s, *counted)
+        ends = known.ends if known else ()
+        self._homes[session] = Home(id, context_tokens, now_s, ends)
         own = self.working_set(id)
         own.sessions += 1
         own.tokens += context_tokens
@@ -66,8 +77,14 @@ class Homes:
     def count(self, session: str, nodes: int, tokens: int) -> None:
         """An engine counted `tokens` in a prompt of the session with that many nodes."""
         home = self._homes.get(session)
-        if home is not None:
-            self._homes[session] = replace(home, counted_nodes=nodes, counted_tokens=tokens)
+        if home is None or not nodes:
+            return
+        ends = tuple(e for e in home.ends if e[0] < nodes and e[1] < tokens)
+        if len(ends) >= MOST_ENDS:
+            ends = ends[::2]
+        known = replace(home, ends=ends)
+        end = known.tokens(nodes, nodes, tokens)
+        self._homes[session] = replace(home, ends=(*ends, (nodes, end)))
 
     def forget_old(self, now_s: float) -> None:
         while self._homes:

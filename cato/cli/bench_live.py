@@ -149,17 +149,17 @@ def _measure_cace(
     json_file: Path | None,
 ) -> None:
     """The experiment on shared pools, which has its own arms and metrics."""
-    from cato.lab.live import cace
+    from cato.lab.live import cace, cace_cases, cace_report
 
-    usual = cace.Settings()
-    settings = cace.Settings(
+    usual = cace_cases.Settings()
+    settings = cace_cases.Settings(
         seeds, tasks or usual.tasks, slowdown or usual.slowdown, workloads or usual.workloads, arms
     )
     with shown() as (bar, say):
         report = cace.run(settings, folder, bar, say, live_facts(), command)
-    console.print(cace.tables(report))
+    console.print(cace_report.tables(report))
     if json_file is not None:
-        cace.save(report, json_file)
+        cace_report.save(report, json_file)
         console.print(f"Wrote {json_file}.", highlight=False, markup=False)
 
 

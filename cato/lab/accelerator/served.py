@@ -28,7 +28,7 @@ from cato.core.ids import PoolName
 from cato.lab.accelerator import alone
 from cato.lab.bench import overhead, plain, report
 from cato.lab.bench.client import BenchError
-from cato.lab.live.experiments import Arm
+from cato.lab.live.experiment import Arm
 from cato.lab.live.rounds import Progress, ReplicaPoint
 from cato.lab.live.session import Options, Session
 from cato.lab.live.stage import Stage

@@ -11,11 +11,10 @@ Importing this module imports Ray, which then reads its settings: set the enviro
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import inf, nan
+from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +23,26 @@ import numpy as np
 import ray
 import yaml
 from ray import serve
-from rich.console import Group
-from rich.table import Table
 
 from cato.config.deploy_file import load_deploy_file
 from cato.control import actors
-from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import ModelName, PoolName
 from cato.core.slots import LoadCounts, SharedPoolPicture
-from cato.core.topology import SharedPoolPolicies
 from cato.lab.bench.client import BenchError
-from cato.lab.experiments.cace import (
-    MEMORY,
-    OVERLOAD_PER_S,
-    PATTERNS,
-    UNDERLOAD_PER_S,
-)
-from cato.lab.live.experiments import scaled_profile
+from cato.lab.experiments.cace import PATTERNS
+from cato.lab.live.cace_cases import METRICS, NAME, WORKLOADS, Arm, Run, Settings
+from cato.lab.live.cace_report import as_json
+from cato.lab.live.experiment import scaled_profile
 from cato.lab.live.rounds import Progress
 from cato.lab.live.stage import OwnStage
-from cato.policies.eviction.registry import card_policies, eviction_names
+from cato.policies.eviction.registry import card_policies
 from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import Provenance
 from cato.serve.ingress.hints import DEADLINE_HEADER
 from cato.sim import cards
 from cato.sim.cards import CardArrival
-from cato.sim.report import finite, mean_and_stderr
 
-NAME = "cace"
 POOL = PoolName("cards")
-TASKS = 150
-SLOWDOWN = 0.1
 CALL_TIMEOUT_S = 30.0
 EMPTY_WITHIN_S = 60.0
 POLL_S = 0.1
@@ -65,191 +53,12 @@ _SLUGS = {"C++": "cpp", "C#": "csharp"}
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """A combination of policies, under its name in `cato simulate`."""
-
-    name: str
-    eviction: str
-    dispatch: str
-    host_memory: str = "none"
-
-    @property
-    def policies(self) -> SharedPoolPolicies:
-        room = MEMORY[self.host_memory]
-        return SharedPoolPolicies(
-            self.eviction, self.dispatch, host_memory_bytes=room, max_queued=100_000
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A rate, and the arms compared at it."""
-
-    name: str
-    rate_per_s: float
-    arms: tuple[Arm, ...]
-
-
-IN_ORDER, QUEUE_AWARE = "in-order", "queue-aware"
-CASES: Mapping[str, Case] = {
-    c.name: c
-    for c in (
-        *(
-            Case(
-                f"in-order at {rate:g}/s",
-                rate,
-                tuple(Arm(e, e, IN_ORDER) for e in ("foresight", "lru", "lfu", "cace")),
-            )
-            for rate in UNDERLOAD_PER_S
-        ),
-        Case(
-            "overload",
-            OVERLOAD_PER_S,
-            (
-                Arm("foresight, queue-aware", "foresight", QUEUE_AWARE),
-                Arm("lru, in-order", "lru", IN_ORDER),
-            ),
-        ),
-        Case(
-            "host-memory",
-            UNDERLOAD_PER_S[0],
-            (
-                Arm("foresight, 128 GB", "foresight", QUEUE_AWARE, "128 GB"),
-                Arm("foresight, none", "foresight", QUEUE_AWARE),
-            ),
-        ),
-        Case(
-            # In overload all do equally badly: factors differ only with some idle accelerators.
-            "ablation",
-            UNDERLOAD_PER_S[1],
-            tuple(Arm(e, e, IN_ORDER) for e in eviction_names() if e.startswith("cace")),
-        ),
-    )
-}
-METRICS = (
-    "hit_rate",
-    "ttft_s_mean",
-    "load_s",
-    "evictions",
-    "loads",
-    "e2e_s_mean",
-    "slo_attainment",
-)
-# Metrics that the simulator should predict, and the allowed error: a tenth; for hit rates also one
-# call in a hundred, since a tenth of few hits in overload is less than one call.
-PREDICTED = ("hit_rate", "ttft_s_mean", "load_s")
-SHOWN = (*PREDICTED, "loads", "slo_attainment")
-MOST_OFF = 0.1
-MOST_HITS_OFF = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """Required relation between two arms of a case: a difference of hit rates or a ratio."""
-
-    case: str
-    text: str
-    metric: str
-    ours: str
-    theirs: str
-    is_points: bool
-    least: float
-
-
-GOALS = (
-    *(
-        Goal(
-            f"in-order at {rate:g}/s",
-            "hit rate minus LRU's [points]",
-            "hit_rate",
-            "foresight",
-            "lru",
-            True,
-            6.0,
-        )
-        for rate in UNDERLOAD_PER_S
-    ),
-    Goal(
-        "overload",
-        "mean TTFT of LRU in order over ours",
-        "ttft_s_mean",
-        "foresight, queue-aware",
-        "lru, in-order",
-        False,
-        2.5,
-    ),
-    Goal(
-        "host-memory",
-        "load time without over with host memory",
-        "load_s",
-        "foresight, 128 GB",
-        "foresight, none",
-        False,
-        2.5,
-    ),
-)
-
-
-def workload_name(pattern: str, case: str) -> str:
-    return f"{pattern}, {case}"
-
-
-WORKLOADS: Mapping[str, tuple[str, Case]] = {
-    workload_name(p, c.name): (p, c) for p in PATTERNS for c in CASES.values()
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Size of the measurement, and its arms (empty: all).
-
-    Raise `UnknownNameError` for an unknown workload or arm, and `InputError` for a workload without
-    any of the arms.
-    """
-
-    seeds: tuple[int, ...] = (0,)
-    tasks: int = TASKS
-    slowdown: float = SLOWDOWN
-    workloads: tuple[str, ...] = tuple(workload_name("skewed", g.case) for g in GOALS)
-    chosen: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in self.workloads:
-            if name not in WORKLOADS:
-                raise UnknownNameError("workload", name, tuple(WORKLOADS))
-            arms = [a.name for a in WORKLOADS[name][1].arms]
-            if self.chosen and not self.arms_of(name):
-                raise InputError(f"{name!r} has none of these arms; its arms are {', '.join(arms)}")
-        known = {a.name for name in self.workloads for a in WORKLOADS[name][1].arms}
-        for arm in self.chosen:
-            if arm not in known:
-                raise UnknownNameError("arm", arm, tuple(sorted(known)))
-
-    def arms_of(self, workload: str) -> tuple[Arm, ...]:
-        """The workload's chosen arms; all when none was chosen."""
-        arms = WORKLOADS[workload][1].arms
-        return tuple(a for a in arms if not self.chosen or a.name in self.chosen)
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
     """One call as seen by the client, in its own seconds; `problem`: why it is incomplete."""
 
     ttft_s: float
     e2e_s: float
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One arm with one seed: measured and simulated, both in the experiment's seconds."""
-
-    workload: str
-    arm: str
-    seed: int
-    measured: Mapping[str, float]
-    simulated: Mapping[str, float]
-    problems: tuple[str, ...]
 
 
 def served_name(model: ModelName) -> str:
@@ -482,108 +291,3 @@ def metrics_of(
         "e2e_s_mean": float(e2e_s.mean()),
         "slo_attainment": float(np.mean(met)),
     }
-
-
-# Report
-
-
-def as_json(
-    runs: Sequence[Run], settings: Settings, facts: Mapping[str, object], command: str
-) -> dict[str, Any]:
-    return {
-        "experiment": NAME,
-        "command": command,
-        "machine": dict(facts),
-        "simulated_engines": True,
-        "settings": asdict(settings),
-        "runs": [asdict(r) for r in runs],
-        "goals": [g for workload in settings.workloads for g in _goals(runs, workload)],
-        "simulated": [f for workload in settings.workloads for f in _predicted(runs, workload)],
-        "problems": list(dict.fromkeys(p for r in runs for p in r.problems)),
-    }
-
-
-def _predicted(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
-    """Measured over simulated value of each arm: means over the seeds."""
-    mine = [r for r in runs if r.workload == workload]
-    found = []
-    for arm in dict.fromkeys(r.arm for r in mine):
-        of_arm = [r for r in mine if r.arm == arm]
-        measured = {m: float(np.mean([r.measured[m] for r in of_arm])) for m in PREDICTED}
-        simulated = {m: float(np.mean([r.simulated[m] for r in of_arm])) for m in PREDICTED}
-        ratios = {m: measured[m] / simulated[m] if simulated[m] else inf for m in PREDICTED}
-        off = {m for m, ratio in ratios.items() if abs(ratio - 1) > MOST_OFF}
-        if abs(measured["hit_rate"] - simulated["hit_rate"]) <= MOST_HITS_OFF:
-            off.discard("hit_rate")
-        found.append({"workload": workload, "arm": arm, "ratios": ratios, "met": not off})
-    return found
-
-
-def _goals(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
-    mine = [r for r in runs if r.workload == workload]
-    arms = {r.arm for r in mine}
-    return [
-        {
-            "workload": workload,
-            "goal": goal.text,
-            "least": goal.least,
-            "measured": _reached(goal, mine, lambda r: r.measured),
-            "simulated": _reached(goal, mine, lambda r: r.simulated),
-        }
-        for goal in GOALS
-        if goal.case == WORKLOADS[workload][1].name and {goal.ours, goal.theirs} <= arms
-    ]
-
-
-def _reached(
-    goal: Goal, runs: Sequence[Run], of: Callable[[Run], Mapping[str, float]]
-) -> tuple[float, float]:
-    """Mean over the seeds of the difference or the ratio, with its standard error."""
-    by_arm = {(r.arm, r.seed): of(r)[goal.metric] for r in runs}
-    pairs = [
-        (by_arm[goal.ours, seed], by_arm[goal.theirs, seed])
-        for seed in dict.fromkeys(r.seed for r in runs)
-    ]
-    if goal.is_points:
-        return mean_and_stderr([100 * (a - b) for a, b in pairs])
-    return mean_and_stderr([b / max(a, 1e-9) for a, b in pairs])
-
-
-def tables(report: Mapping[str, Any]) -> Group:
-    """Measured and simulated values side by side, and the goals."""
-    runs = [_runs_table(report, workload) for workload in report["settings"]["workloads"]]
-    shown = "{:.2f} ± {:.2f}" if len(report["settings"]["seeds"]) > 1 else "{:.2f}, one seed"
-    goals = Table(
-        "workload", "goal", "least", "measured", "simulated", title="Goals", title_style=""
-    )
-    for g in report["goals"]:
-        reached = (shown.format(*g[k]) for k in ("measured", "simulated"))
-        goals.add_row(g["workload"], g["goal"], f"{g['least']:.2f}", *reached)
-    title = f"Measured over simulated; goal: within {MOST_OFF:.0%}"
-    simulated = Table("workload", "arm", *PREDICTED, "met", title=title, title_style="")
-    for f in report["simulated"]:
-        ratios = (f"{f['ratios'][m]:.2f}" for m in PREDICTED)
-        simulated.add_row(f["workload"], f["arm"], *ratios, "yes" if f["met"] else "no")
-    problems = [f"problem: {p}" for p in report["problems"]]
-    parts = [*runs, *([goals] if report["goals"] else []), simulated]
-    return Group("All engines are simulated.", *parts, *problems)
-
-
-def _runs_table(report: Mapping[str, Any], workload: str) -> Table:
-    """Two lines per run; fits in 80 columns."""
-    table = Table(title=f"{workload}; times in the experiment's seconds", title_style="")
-    for column in ("arm", "seed", ""):
-        table.add_column(column, overflow="fold")
-    for column in SHOWN:
-        table.add_column(column, justify="right", no_wrap=True)
-    for r in report["runs"]:
-        if r["workload"] == workload:
-            live = (f"{r['measured'][m]:.4g}" for m in SHOWN)
-            predicted = (f"{r['simulated'][m]:.4g}" for m in SHOWN)
-            table.add_row(r["arm"], str(r["seed"]), "live", *live)
-            table.add_row("", "", "simulated", *predicted, end_section=True)
-    return table
-
-
-def save(report: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(finite(report), indent=2, allow_nan=False) + "\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cato.core.ids import DeploymentName, PoolName
 from cato.core.profile import Profile
 from cato.core.topology import PoolSpec, Topology
-from cato.lab.live.experiments import Arm, LiveExperiment
+from cato.lab.live.experiment import Arm, LiveExperiment
 from cato.policies.registry import policies_of
 from cato.policies.scaling.registry import scaling_policy
 from cato.sim.autoscale import AutoscaledFleet, ScaledPool, follow_ups_of

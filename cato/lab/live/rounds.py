@@ -22,7 +22,7 @@ from cato.lab.bench.client import BenchError
 from cato.lab.bench.cpu import cpu_s
 from cato.lab.live import real
 from cato.lab.live.client import Ask, Seen, TaskClient
-from cato.lab.live.experiments import WARM_UP_SEED, Arm, LiveExperiment, scaled
+from cato.lab.live.experiment import WARM_UP_SEED, Arm, LiveExperiment, scaled
 from cato.lab.live.prediction import Prediction, router_profiles, simulated
 from cato.lab.live.workflows import LiveTask, live_tasks, pool_named, workflow_name
 from cato.sim.tasks import SimTask

@@ -17,13 +17,8 @@ from cato.core.errors import UnknownNameError
 from cato.core.profile import Profile
 from cato.core.topology import DeploymentSpec
 from cato.lab.bench.deployment import file_on_accelerator
-from cato.lab.live.experiments import (
-    WARM_UP_SEED,
-    LiveExperiment,
-    live_experiment,
-    mix_of,
-    scaled_profile,
-)
+from cato.lab.live.experiment import WARM_UP_SEED, LiveExperiment, scaled_profile
+from cato.lab.live.experiments import live_experiment, mix_of
 from cato.lab.live.report import as_json
 from cato.lab.live.rounds import (
     Configurable,

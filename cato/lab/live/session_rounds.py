@@ -10,7 +10,7 @@ from cato.core.ids import PoolName
 from cato.lab.bench.client import BenchError
 from cato.lab.live.agents import Player, Prompts, predicted
 from cato.lab.live.client import Ask, TaskClient
-from cato.lab.live.experiments import SESSIONS, WARM_UP_SEED, Arm
+from cato.lab.live.experiment import SESSIONS, WARM_UP_SEED, Arm
 from cato.lab.live.prediction import setup_of
 from cato.lab.live.rounds import (
     LEARN_S,

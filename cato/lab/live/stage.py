@@ -27,7 +27,7 @@ from cato.core.topology import RAY_SERVE, DeploymentSpec, PoolPolicies, PoolScal
 from cato.lab.bench.client import BenchError
 from cato.lab.bench.local_ray import Hosts, start_hosts, start_ray, wait_until_answered
 from cato.lab.live import serve_llm
-from cato.lab.live.experiments import Arm
+from cato.lab.live.experiment import Arm
 from cato.lab.live.rounds import ReplicaPoint
 from cato.policies.schedulers import FORESIGHT
 from cato.serve.app import build_engines, build_ingress

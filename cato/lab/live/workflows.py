@@ -15,7 +15,7 @@ from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.topology import PoolSpec, Topology
 from cato.lab.live import real
-from cato.lab.live.experiments import SERVE_SUFFIX, Arm, LiveExperiment
+from cato.lab.live.experiment import SERVE_SUFFIX, Arm, LiveExperiment
 from cato.lab.live.prompts import prompt_for, stops_for
 from cato.sim.tasks import SimNode, SimTask
 

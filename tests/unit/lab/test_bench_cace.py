@@ -10,17 +10,17 @@ import pytest
 from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.slots import LoadCounts
-from cato.lab.live import cace
+from cato.lab.live import cace, cace_cases, cace_report
 from cato.profiles.load import check_profiles, load_profiles
 from cato.sim import cards
 from cato.workflows.load import load_workflows
 
-METRICS = dict.fromkeys(cace.METRICS, 1.0)
+METRICS = dict.fromkeys(cace_cases.METRICS, 1.0)
 
 
-def a_run(arm: str, seed: int, case: str, **metrics: float) -> cace.Run:
+def a_run(arm: str, seed: int, case: str, **metrics: float) -> cace_cases.Run:
     made = {**METRICS, **metrics}
-    return cace.Run(cace.workload_name("skewed", case), arm, seed, made, made, ())
+    return cace_cases.Run(cace_cases.workload_name("skewed", case), arm, seed, made, made, ())
 
 
 def test_its_deployment_has_the_models_of_the_simulator_with_all_times_scaled(
@@ -40,7 +40,7 @@ def test_its_deployment_has_the_models_of_the_simulator_with_all_times_scaled(
     profiles = load_profiles(tmp_path / "profiles")
     check_profiles(replace(topology, profiles_dir=str(tmp_path / "profiles")), profiles)
     whole = cards.PROFILES[cards.COMPLETION]
-    assert list(load_workflows(tmp_path / "workflows")) == [cace.NAME]
+    assert list(load_workflows(tmp_path / "workflows")) == [cace_cases.NAME]
     fast = profiles["completion@bench"]
     assert fast.service_s(600, 25) == pytest.approx(0.1 * whole.service_s(600, 25))
 
@@ -57,14 +57,14 @@ def test_goals_compare_arms_seed_by_seed() -> None:
         a_run("lru, in-order", 2, "overload", ttft_s_mean=4.0),
     ]
     workloads = tuple(dict.fromkeys(r.workload for r in runs))
-    settings = cace.Settings((1, 2), workloads=workloads)
-    report = cace.as_json(runs, settings, {}, "cato bench live cace")
+    settings = cace_cases.Settings((1, 2), workloads=workloads)
+    report = cace_report.as_json(runs, settings, {}, "cato bench live cace")
     reached = {g["workload"]: (g["least"], *g["measured"]) for g in report["goals"]}
     assert reached == {
         "skewed, in-order at 0.2/s": (6.0, pytest.approx(8.0), pytest.approx(2.0)),
         "skewed, overload": (2.5, pytest.approx(3.0), pytest.approx(1.0)),
     }
-    assert cace.tables(report).renderables
+    assert cace_report.tables(report).renderables
 
 
 def test_what_was_simulated_must_be_within_a_tenth() -> None:
@@ -75,7 +75,9 @@ def test_what_was_simulated_must_be_within_a_tenth() -> None:
     runs.append(replace(runs[0], arm="cace", measured=simulated | {"hit_rate": 0.42}))
     few, more = simulated | {"hit_rate": 0.03}, simulated | {"hit_rate": 0.037}
     runs.append(replace(runs[0], arm="foresight", measured=more, simulated=few))
-    report = cace.as_json(runs, cace.Settings((1,), workloads=(runs[0].workload,)), {}, "")
+    report = cace_report.as_json(
+        runs, cace_cases.Settings((1,), workloads=(runs[0].workload,)), {}, ""
+    )
     met = {found["arm"]: found["met"] for found in report["simulated"]}
     assert met == {"lru": True, "lfu": False, "cace": False, "foresight": True}
     lfu = report["simulated"][1]
@@ -83,12 +85,14 @@ def test_what_was_simulated_must_be_within_a_tenth() -> None:
 
 
 def test_some_arms_can_be_chosen() -> None:
-    settings = cace.Settings(workloads=("skewed, in-order at 0.2/s",), chosen=("lru", "foresight"))
+    settings = cace_cases.Settings(
+        workloads=("skewed, in-order at 0.2/s",), chosen=("lru", "foresight")
+    )
     assert [a.name for a in settings.arms_of("skewed, in-order at 0.2/s")] == ["foresight", "lru"]
     with pytest.raises(UnknownNameError, match="cace, foresight, lfu, lru"):
-        cace.Settings(workloads=("skewed, in-order at 0.2/s",), chosen=("lru", "LRU"))
+        cace_cases.Settings(workloads=("skewed, in-order at 0.2/s",), chosen=("lru", "LRU"))
     with pytest.raises(InputError, match="its arms are foresight, queue-aware"):
-        cace.Settings(chosen=("lru",))
+        cace_cases.Settings(chosen=("lru",))
 
 
 def test_what_is_measured_is_told_in_the_seconds_of_the_experiment() -> None:
@@ -104,4 +108,4 @@ def test_what_is_measured_is_told_in_the_seconds_of_the_experiment() -> None:
 
 def test_a_workload_that_is_none_is_an_error() -> None:
     with pytest.raises(UnknownNameError, match="skewed, in-order"):
-        cace.Settings(workloads=("skewed",))
+        cace_cases.Settings(workloads=("skewed",))

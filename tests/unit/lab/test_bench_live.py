@@ -31,15 +31,8 @@ from cato.lab.experiments import saber
 from cato.lab.experiments.common import measured
 from cato.lab.live import serve_llm
 from cato.lab.live.client import Ask, Seen, TaskClient
-from cato.lab.live.experiments import (
-    EXPERIMENTS,
-    WARM_UP_SEED,
-    Arm,
-    LiveExperiment,
-    live_experiment,
-    scaled,
-    scaled_profile,
-)
+from cato.lab.live.experiment import WARM_UP_SEED, Arm, LiveExperiment, scaled, scaled_profile
+from cato.lab.live.experiments import EXPERIMENTS, live_experiment
 from cato.lab.live.intervals import mean_interval
 from cato.lab.live.plots import pictures
 from cato.lab.live.prediction import Prediction, router_profiles, simulated

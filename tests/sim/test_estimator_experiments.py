@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from cato.core.errors import InputError
-from cato.lab.experiments import length_bounds, saber_estimators
+from cato.estimators.speed_meter import SpeedMeter
+from cato.lab.experiments import length_bounds, saber, saber_estimators
+from cato.policies import schedulers
+from cato.policies.schedulers import speed_model
 from cato.sim.experiment import Options, silent
+from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.traces import TraceRow, load_azure
-from cato.sim.workloads import SABER_ENGINE
+from cato.sim.workloads import SABER_ENGINE, saber_tasks
 
 
 def a_trace(folder: Path, rows: int, seed: int = 0, *, tells: bool = True) -> Path:
@@ -142,3 +146,17 @@ def test_usl_fits_best_also_where_it_was_not_fitted(tmp_path: Path) -> None:
 def test_saber_estimators_refuse_an_unknown_curve() -> None:
     with pytest.raises(InputError, match="known: usl, linear, logistic"):
         saber_estimators.EXPERIMENT.run(Options(seeds=(0,), policies=("cubic",)), silent)
+
+
+def test_speeds_that_a_router_measures_correct_a_profile_that_is_wrong() -> None:
+    believed = SABER_ENGINE.slowed(2.0)
+    meter = SpeedMeter()
+    pool = PoolSetup(saber.POOL, (SABER_ENGINE,), schedulers.saber(speed_model(believed)))
+    fleet = Fleet([pool], recorder=lambda _, event: meter.handle(event))
+    fleet.run(saber_tasks("W1", 5.0, 150, 0, saber.POOL))
+    speeds = meter.news()
+    assert speeds is not None
+    right, found = saber.offline_fit(), speed_model(believed, speeds)
+    for load in (1, 5, 20, 40):
+        assert found.speed(load) == pytest.approx(right.speed(load), rel=0.25)
+        assert speed_model(believed).speed(load) < 0.75 * right.speed(load)

@@ -8,8 +8,10 @@ from collections import OrderedDict
 from cato.core.errors import PrefixUnknownError
 from cato.core.snapshot import Invocation
 
-# Blocks of all sessions of a pool, 8 bytes each: 32 MB.
+# Blocks of all sessions of a pool, 8 bytes each: 32 MB. What a session takes besides its blocks
+# counts too: otherwise short ones would be kept without end.
 MOST_BLOCKS = 4_000_000
+BLOCKS_OF_A_SESSION = 32
 
 
 class SessionPrefixes:
@@ -28,7 +30,7 @@ class SessionPrefixes:
         not known.
         """
         known = self._known.pop(session, None)
-        self._blocks -= 0 if known is None else len(known)
+        self._blocks -= 0 if known is None else _taken(known)
         prefix = rest
         if shared > 0:
             is_known = (
@@ -37,13 +39,17 @@ class SessionPrefixes:
             if known is None or not is_known:
                 raise PrefixUnknownError(session)
             prefix = (*known[: shared - 1], *rest)
-        if session:
-            self._known[session] = array("Q", prefix)
-            self._blocks += len(prefix)
+        if session and prefix:
+            self._known[session] = kept = array("Q", prefix)
+            self._blocks += _taken(kept)
         while self._blocks > self._most_blocks and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)
-            self._blocks -= len(oldest)
+            self._blocks -= _taken(oldest)
         return prefix
+
+
+def _taken(prefix: array[int]) -> int:
+    return len(prefix) + BLOCKS_OF_A_SESSION
 
 
 def difference(invocation: Invocation) -> tuple[tuple[int, ...], int]:

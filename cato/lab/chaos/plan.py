@@ -71,6 +71,7 @@ class Dialect(StrEnum):
 LEAST_TOKENS = 2
 PREFILL_S = 0.005
 LOAD_S = 0.2
+CONTEXT_TOKENS = 16_384
 
 Weight = Annotated[float, Field(ge=0)]
 _ALL_DIALECTS: Mapping[Dialect, float] = dict.fromkeys(Dialect, 1.0)
@@ -236,9 +237,10 @@ class Plan:
             decode_per_context_token_s=0.0,
             decode_per_request_s=0.0,
             decode_base_s=self.step_s,
-            kv_capacity_tokens=10_000_000,
+            # Room for whole contexts in all slots; more would only let the drill's caches grow.
+            kv_capacity_tokens=CONTEXT_TOKENS * self.slots,
             max_running=self.slots,
-            context_tokens=16_384,
+            context_tokens=CONTEXT_TOKENS,
             load_s=LOAD_S,
         )
 

@@ -14,7 +14,7 @@ from kits.builders import a_profile, a_report, an_invocation
 from cato.control.router import ReplicaRouter
 from cato.core.errors import PrefixUnknownError
 from cato.core.ids import PoolName
-from cato.core.pool.prefixes import SessionPrefixes, difference
+from cato.core.pool.prefixes import BLOCKS_OF_A_SESSION, SessionPrefixes, difference
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.serve.sessions import Hashing, SessionMemory
@@ -46,7 +46,7 @@ def test_a_router_that_was_restarted_or_knows_another_prompt_asks_for_all() -> N
 
 
 def test_memory_is_bounded_and_the_oldest_session_goes_first() -> None:
-    router = SessionPrefixes(most_blocks=8)
+    router = SessionPrefixes(most_blocks=2 * (5 + BLOCKS_OF_A_SESSION))
     for session in ("a", "b", "a", "c"):
         router.whole(session, 0, (1, 2, 3, 4))
     router.whole("a", 4, (4, 5))

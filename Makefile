@@ -52,7 +52,7 @@ agents: $(STAMP)  ## run six coding agents against CATO; installs them (2.2 GB i
 
 drills: $(STAMP)  ## kill and stop real vLLM engines on two hosts; roll out under 50 streams (minutes)
 	@CATO_DRILLS=1 $(BIN)/python -m pytest -q tests/live/test_drills.py tests/live/test_rollouts.py \
-	    tests/live/test_conversations_vllm.py
+	    tests/live/test_conversations_vllm.py tests/live/test_serve_cli.py
 
 bench: $(STAMP)  ## overhead per request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead

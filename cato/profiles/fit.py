@@ -16,7 +16,6 @@ from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from cato.core.errors import InputError
 from cato.core.profile import Profile
@@ -260,6 +259,9 @@ class _Form:
         return found
 
     def _solved(self, start: _Array, scale: float) -> tuple[float, _Array]:
+        # Imported here: every engine replica imports this module, and few fit a profile.
+        from scipy.optimize import least_squares
+
         terms = self._terms
         unit = np.maximum(start, 1e-6 * self._problem.guess(0.5))[terms]
 

@@ -25,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
+    # The shared cluster's processes take part of the cores even while it is idle: it starts last.
+    items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
 
 
 @dataclass(frozen=True)

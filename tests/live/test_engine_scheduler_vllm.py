@@ -128,7 +128,7 @@ async def test_short_prompts_pass_long_ones(place: Place) -> None:
     engine = place.engine(DUE)
     await engine.start()
     ended: list[str] = []
-    longs = [asked(f"long{i}", 12_000, 60.0, output=2) for i in range(2)]
+    longs = [asked(f"long{i}", 6_000, 60.0, output=2) for i in range(2)]
     running = [asyncio.create_task(said(engine, long, ended)) for long in longs]
     await until_running(engine, 1, 10.0)
     shorts = [asked(f"short{i}", 100, 0.5, output=2) for i in range(4)]
@@ -158,7 +158,7 @@ async def test_the_due_date_arrives_in_every_dialect(place: Place) -> None:
     for endpoint, body in BODIES.items():
         for target, passes in ((CallTarget(0.02), True), (CallTarget(), False)):
             ended: list[str] = []
-            long = asked("long", 7_000, long_s, output=2, seed=len(endpoint) + passes)
+            long = asked("long", 3_000, long_s, output=2, seed=len(endpoint) + passes)
             running = asyncio.create_task(said(engine, long, ended))
             await until_running(engine, 1, 10.0)
             short = EngineRequest("short", endpoint, body, stream=False, raw=True, target=target)
@@ -172,9 +172,9 @@ async def test_a_call_that_leaves_while_it_is_paused_leaves_nothing_behind(place
     engine = place.engine(DUE)
     await engine.start()
     ended: list[str] = []
-    paused = asyncio.create_task(said(engine, asked("late", 12_000, 60.0), ended))
+    paused = asyncio.create_task(said(engine, asked("late", 6_000, 60.0), ended))
     await until_running(engine, 1, 10.0)
-    sooner = asyncio.create_task(said(engine, asked("sooner", 8000, 5.0), ended))
+    sooner = asyncio.create_task(said(engine, asked("sooner", 4_000, 5.0), ended))
     assert (await until_running(engine, 2, 10.0)).running == 2
     paused.cancel()
     await asyncio.gather(paused, return_exceptions=True)

@@ -53,9 +53,10 @@ def environment(**more: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in hidden} | more
 
 
-def done(command: list[str], folder: Path | None = None) -> str:
+def done(command: list[str], folder: Path | None = None, env: dict[str, str] | None = None) -> str:
+    env = env or environment()
     found = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
@@ -100,6 +101,9 @@ def test_the_wheel_serves_from_an_empty_folder(
         task = ["task", "code-generation", "-i", "instruction=Sum a list."]
         url = ["--url", f"http://127.0.0.1:{port}"]
         assert done([str(installed / "cato"), *task, *url], tmp_path).strip()
+        named = done([str(installed / "cato"), "down"], tmp_path, env | {"COLUMNS": "200"})
+        assert f"at http://127.0.0.1:{port}; Ctrl-C there stops it whole" in named
+        assert "application engines:" in named
     finally:
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=90)

@@ -52,7 +52,7 @@ class _Cache:
     is_told: bool = False
 
     @property
-    def most_nodes(self) -> int:
+    def limit_nodes(self) -> int:
         return int(TOLD_CAPACITY * self.capacity_nodes) if self.is_told else self.capacity_nodes
 
     def path(self, prefix: Sequence[int], number: int) -> tuple[list[_Run], list[int]]:
@@ -234,7 +234,7 @@ class CachePicture:
             if before is not None and before in cache.touched:
                 self._drop_if_covered(cache, before)
             cache.by_session[session] = number
-        if len(cache.touched) > 2 * cache.most_nodes + 64:
+        if len(cache.touched) > 2 * cache.limit_nodes + 64:
             for old in list(cache.touched):
                 self._drop_if_covered(cache, old)
         if len(cache.by_session) > 2 * len(cache.touched) + 64:
@@ -284,9 +284,9 @@ class CachePicture:
         return found
 
     def _shrink(self, cache: _Cache) -> None:
-        while len(cache.runs) > cache.most_nodes:
+        while len(cache.runs) > cache.limit_nodes:
             oldest = next(iter(cache.touched))
-            self._forget(cache, oldest, len(cache.runs) - cache.most_nodes)
+            self._forget(cache, oldest, len(cache.runs) - cache.limit_nodes)
 
     def _forget(self, cache: _Cache, number: int, most: int) -> None:
         """Evict up to `most` nodes of a prompt that no later one has used, from its end."""

@@ -141,7 +141,7 @@ def test_news_in_any_order_leaves_books_that_agree(news: list[tuple[int, int, in
         cache = picture._caches[A]
         runs = {id(run): run for run in cache.runs.values()}
         assert sorted(n for run in runs.values() for n in run.nodes) == sorted(cache.runs)
-        assert len(cache.runs) <= cache.most_nodes
+        assert len(cache.runs) <= (22 if cache.is_told else 15)
         assert picture._holders.keys() == cache.runs.keys() >= picture._in_host.keys()
         assert all(cache.touched.values())
         lasts = {run.last for run in runs.values()}
@@ -195,6 +195,41 @@ def test_memory_is_bounded_by_capacity_however_many_prompts_there_are() -> None:
     assert len(cache.runs) <= 50
     assert len(cache.touched) <= 2 * 50 + 65
     assert len(cache.by_session) <= 2 * len(cache.touched) + 65
+
+
+def test_answers_do_not_correct_a_cache_of_which_the_engine_tells() -> None:
+    picture = a_picture(nodes=20)
+    older = a_prompt(8, 2)
+    picture.use(A, "t", older)
+    picture.use(A, "s", a_prompt(10))
+    picture.hear(A, NodeNews(gone=a_prompt(10)[8:]))
+    age = picture.age_of(A, a_prompt(8), 8)
+    picture.correct(A, 8 * PREFIX_BLOCK_TOKENS, age, cached_tokens=0)
+    assert picture.cached_nodes(A, a_prompt(10)) == 8
+    assert picture.cached_nodes(A, older) == 8
+    picture.use(A, "s", a_prompt(40))
+    assert picture.cached_nodes(A, a_prompt(40)) == 30  # half more than the profile's 20
+    picture.hear(A, NodeNews(cleared=True))
+    picture.use(A, "s", a_prompt(40))
+    assert picture.cached_nodes(A, a_prompt(40)) == 20
+
+
+def test_tokens_between_two_prompts_of_a_session_are_those_that_engines_counted() -> None:
+    homes = Homes()
+    homes.note("s", A, 0, 0.0)
+    homes.count("s", 10, 1050)
+    homes.note("s", B, 0, 1.0)
+    homes.count("s", 20, 2050)
+    home = homes.of("s")
+    assert home is not None
+    assert home.tokens(5, 30, 3000) == pytest.approx(500)
+    assert home.tokens(10, 30, 3000) == pytest.approx(1000)
+    assert home.tokens(15, 30, 3000) == pytest.approx(1500)
+    assert 2000 < home.tokens(25, 30, 3000) < 2500
+    homes.count("s", 15, 1600)  # a shorter prompt: what came after it is forgotten
+    home = homes.of("s")
+    assert home is not None
+    assert [nodes for nodes, _ in home.ends] == [10, 15]
 
 
 def test_a_session_is_at_home_where_its_last_call_went() -> None:

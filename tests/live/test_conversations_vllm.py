@@ -253,6 +253,7 @@ async def test_the_router_knows_what_engines_have_cached(stage: Stage) -> None:
     assert right >= LEAST * len(off), f"{right} of {len(off)}: {sorted(off)}"
 
 
+@pytest.mark.timeout(1800)  # most prompts are computed again: 300 turns take many minutes
 async def test_the_router_knows_what_engines_have_evicted() -> None:
     """The caches are smaller than the sessions, whose turns come in any order."""
     spec = replace(SPEC, max_model_len=SMALL_CONTEXT_TOKENS, kv_cache_memory_bytes=SMALL_CACHE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -100,8 +100,13 @@ class Work:
 
     def read_items(self, value: object) -> None:
         """Count the items of `value`, not their contents."""
-        if isinstance(value, str | list | tuple):
+        if isinstance(value, Sized):
             self.read(len(value))
+
+    def visit(self, value: object) -> None:
+        """Count a Python call for every item of `value`; a text's items are its characters."""
+        if isinstance(value, Sized):
+            self.read(len(value) * _ITEM_CHARS)
 
     def output(self, chars: int) -> None:
         self._output_chars -= chars
@@ -127,6 +132,8 @@ def _weight(value: object, most: int) -> int:
                     waiting.extend(part.values())
         elif isinstance(part, Mapping):
             waiting.append(dict(part))
+        elif isinstance(part, range):
+            total += len(part)
     return total
 
 

@@ -19,7 +19,7 @@ from cato.core.events import (
 )
 from cato.core.ids import InvocationId, ReplicaId
 from cato.core.kv_events import NodeNews
-from cato.core.length import LengthBelief
+from cato.core.length import LengthBelief, received
 from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import record
@@ -120,7 +120,8 @@ CODEC = Codec(
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
         InvocationWithdrawn, ReplicaLost, CacheChanged, NodeNews, Follow, ShardLoad, Shards,
         SlotReport, SlotState, SlotOrder, HostedModel, HostedOn, ModelSpec, TemplateFacts,
-    )
+    ),
+    {LengthBelief: received},
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from cato.core.ids import ReplicaId
+from cato.core.record import record
 
 S = TypeVar("S")
 
@@ -30,7 +31,7 @@ class Arrivals:
         return Arrivals(self.count + other.count, self.work_s + other.work_s)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """A call that has reached its part of the SLO event, the first token or the end.
 

@@ -98,8 +98,13 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
     """
     batch = len(prospects)
     context = 0.0
+    last_due_s = start_s  # steps after it decide nothing
     for p in prospects:
         context += p.context_tokens
+        if last_due_s < p.due_s < inf:
+            last_due_s = p.due_s
+    if last_due_s == start_s:
+        return [0.0] * batch
     # A profile may contain steps that take no time; this keeps tokens per second finite.
     base_s, request_s = profile.step_base_s or _LEAST_STEP_S, profile.decode_per_request_s
     token_s, reads = profile.context_token_s, profile.weights_read_s > 0.0
@@ -119,6 +124,8 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
             knots_s.append(t)
             knot_tokens.append(done)
             steps_s.append(step_s)
+            if t > last_due_s:
+                break
         batch -= 1
         context -= p.context_tokens + left
     steps_s.append(step_s)

@@ -14,6 +14,7 @@ from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.events import Event, InvocationOffered, ReplicaLost, ReplicaReported
 from cato.core.ids import PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
+from cato.core.record import record
 from cato.core.snapshot import Invocation
 
 # Kept separately for dispatches and for the rest: a busy pool's dispatches must not push out the
@@ -33,10 +34,11 @@ LOST = "lost"
 """The kind for a lost replica; the others are `dispatch`, `refuse`, `supersede` (a newer run of
 the editor buffer replaced the call), `preempt`, and `load` (in a shared pool)."""
 
-_WITH_DIGIT = re.compile(r"[^\s,;:()/]*\d[^\s,;:()/]*")  # numbers, and names such as req-8c1f
+# Numbers, and names such as req-8c1f. Every dispatch is searched: nothing is tried twice.
+_WITH_DIGIT = re.compile(r"(?<![^\s,;:()/])[^\s,;:()/\d]*+\d[^\s,;:()/]*+")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decided:
     """One decision of a pool, at `at_s` seconds since the epoch.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
@@ -30,7 +30,10 @@ class Codec:
     Both ends must know the same types; `version` is a digest of their names and fields.
     """
 
-    def __init__(self, types: Iterable[type]) -> None:
+    def __init__(
+        self, types: Iterable[type], makers: Mapping[type, Callable[..., Any]] | None = None
+    ) -> None:
+        """`makers` make values of some types from their fields; by default the type itself."""
         known = [*types, *_ERRORS]
         assert _FIRST_TYPE + len(known) <= _LAST_TYPE, "msgpack has room for no more types"
         self._codes: dict[type, tuple[int, Callable[[Any], Any]]] = {}
@@ -38,7 +41,8 @@ class Codec:
         described = []
         for code, cls in enumerate(known, _FIRST_TYPE):
             self._codes[cls] = (code, _parts_of(cls))
-            self._makers[code] = cls if issubclass(cls, Enum) else partial(_made, cls)
+            make = (makers or {}).get(cls, cls)
+            self._makers[code] = make if issubclass(cls, Enum) else partial(_made, make)
             described.append(f"{cls.__name__}({', '.join(_field_names(cls))})")
         self._packers: list[msgpack.Packer] = []
         self.version = hashlib.sha256("\n".join(described).encode()).digest()
@@ -98,8 +102,8 @@ _ERRORS = sorted(
 )
 
 
-def _made(cls: type, parts: list[Any]) -> object:
-    return cls(*parts)
+def _made(make: Callable[..., Any], parts: list[Any]) -> object:
+    return make(*parts)
 
 
 def _field_names(cls: type) -> list[str]:

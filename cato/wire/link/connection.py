@@ -14,7 +14,7 @@ import itertools
 import logging
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol, cast
 
 from cato.core.errors import CatoError, LinkError
@@ -290,13 +290,17 @@ class Connection(asyncio.Protocol):
         self._served[number] = served
 
     async def _answer(self, number: int, asked: object) -> None:
-        with self._telling(number):
+        try:
             data = self._codec.pack(await self._handler.answer(self, asked))
             if self.is_open:
                 self._write(_ANSWER, number, data)
+        except BaseException as error:
+            self._fail(number, error)
+        finally:
+            self._served.pop(number, None)
 
     async def _stream(self, served: _Served, number: int, asked: object) -> None:
-        with self._telling(number):
+        try:
             async with contextlib.aclosing(self._handler.stream(self, asked)) as items:
                 async for item in items:
                     data = self._codec.pack(item)
@@ -306,25 +310,24 @@ class Connection(asyncio.Protocol):
                         self._write(_ITEM, number, data)
             if self.is_open:
                 self._write(_END, number)
-
-    @contextlib.contextmanager
-    def _telling(self, number: int) -> Iterator[None]:
-        """Send errors of a served call to the other end, and end the call."""
-        try:
-            yield
-        except CatoError as error:
+        except BaseException as error:
             self._fail(number, error)
-        except asyncio.CancelledError:
-            # Ignored by the other end if it cancelled the call itself.
-            self._fail(number, LinkError(self.name, "the call was cancelled there"))
-            raise
-        except Exception as error:
-            log.exception("link %s: a call failed", self.name)
-            self._fail(number, LinkError(self.name, f"the call failed: {error!r}"))
         finally:
             self._served.pop(number, None)
 
-    def _fail(self, number: int, error: CatoError) -> None:
+    def _fail(self, number: int, error: BaseException) -> None:
+        """Send the error of a served call to the other end; raise it if it is no `Exception`."""
+        if isinstance(error, CatoError):
+            self._send_error(number, error)
+        elif isinstance(error, Exception):
+            log.exception("link %s: a call failed", self.name)
+            self._send_error(number, LinkError(self.name, f"the call failed: {error!r}"))
+        else:
+            # Ignored by the other end if it cancelled the call itself.
+            self._send_error(number, LinkError(self.name, "the call was cancelled there"))
+            raise error
+
+    def _send_error(self, number: int, error: CatoError) -> None:
         if not self.is_open:
             return
         try:

@@ -45,7 +45,9 @@ def overhead(
     engine: Annotated[
         str, typer.Option(help="simulated (zero-cost tokens), vllm (the demo model), or all.")
     ] = "all",
-    requests: Annotated[int, typer.Option(min=1, help="Requests per arm and round.")] = 25,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Requests per arm and round; at least 4 per stream.")
+    ] = 25,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the arms alternate in each.")] = 24,
     concurrency: Annotated[
         list[int] | None, typer.Option(min=1, help="Concurrent requests; repeat for several.")
@@ -267,10 +269,11 @@ def _measure(
     results = []
     with console.status("") as status, Stage(settings.engines, status.update, *place) as stage:
         status.stop()
-        blocks = len(settings.engines) * len(settings.concurrencies) * settings.rounds
+        blocks = len(settings.engines) * settings.rounds * (len(ARMS) + 1)
+        requests = blocks * sum(map(settings.block, settings.concurrencies))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-            task = bar.add_task("warming up", total=blocks * (len(ARMS) + 1) * settings.requests)
+            task = bar.add_task("warming up", total=requests)
 
             def progress(what: str, requests: int) -> None:
                 bar.update(task, advance=requests, description=what)

@@ -88,6 +88,7 @@ class EnginesArgs(StrictModel):
                 policies=pool.policies.made(PoolPolicies),
                 scaling=pool.scaling.made(PoolScaling),
                 router_shards=pool.router_shards,
+                router_standby=pool.router_standby,
             )
             for name, pool in self.pools.items()
         )

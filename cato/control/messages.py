@@ -23,7 +23,7 @@ from cato.core.length import LengthBelief, received
 from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import record
-from cato.core.shards import ShardLoad
+from cato.core.shards import ShardLoad, Shards
 from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.snapshot import Invocation
 from cato.core.topology import AdapterSpec, HostedModel, HostedOn, ModelSpec, TemplateFacts
@@ -86,13 +86,6 @@ class Follow:
     it changes."""
 
     is_on: bool = True
-
-
-@record
-class Shards:
-    """A router's note to its replicas: the number of the pool's router shards."""
-
-    count: int
 
 
 @record

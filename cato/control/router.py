@@ -25,7 +25,7 @@ from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.profile import Profile
 from cato.core.record import changed
-from cato.core.shards import ShardLoad, load_now
+from cato.core.shards import ONE_SHARD, ShardLoad, Shards, load_now
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.estimators.speed_meter import NO_SPEEDS, SpeedMeter
@@ -73,9 +73,11 @@ class ReplicaRouter:
         """Where this incarnation of the actor accepts links, and their secret."""
         return await self.links.door()
 
-    async def configure(self, policies: PoolPolicies, profile: Profile, shards: int = 1) -> None:
-        """Change the pool's policies, the profile that they use (a new measurement), or the number
-        of shards; raise `UnknownNameError` for an unknown policy.
+    async def configure(
+        self, policies: PoolPolicies, profile: Profile, shards: Shards = ONE_SHARD
+    ) -> None:
+        """Change the pool's policies, the profile that they use (a new measurement), or its shards;
+        raise `UnknownNameError` for an unknown policy.
         """
         self.links.resize(shards)
         if (policies, profile) != (self._names, self._profile):
@@ -136,6 +138,10 @@ class ReplicaRouter:
 
     async def why_waiting(self, id: InvocationId) -> str:
         return self._core.why_waiting(id)
+
+    async def frames(self) -> int:
+        """As `RouterLinks.frames`, for benchmarks."""
+        return self.links.frames
 
     async def decisions(self) -> PoolDecisions:
         """The newest decisions with their reasons, and the counts of all."""

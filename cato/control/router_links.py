@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from cato.control.links import take
-from cato.control.messages import Door, Follow, Joined, Leased, Left, Offer, Shards, Stop, Told
+from cato.control.messages import Door, Follow, Joined, Leased, Left, Offer, Stop, Told
 from cato.core.commands import Dispatch, Preempt
 from cato.core.ids import PoolName, ReplicaId
-from cato.core.shards import NO_LOAD, ShardLoad
+from cato.core.shards import NO_LOAD, ONE_SHARD, ShardLoad, Shards
 from cato.core.snapshot import Invocation
 from cato.wire.link.connection import Connection, Passive
 from cato.wire.link.endpoints import Address, Listener
@@ -43,7 +43,7 @@ class RouterLinks(Passive):
         self._opening = asyncio.Lock()
         self._replicas: dict[ReplicaId, Connection] = {}
         self._addresses: dict[ReplicaId, Address] = {}
-        self._shards = 1
+        self._shards = ONE_SHARD
         self._followers: set[Connection] = set()
         self._told = NO_LOAD
         self._offers = 0
@@ -56,12 +56,17 @@ class RouterLinks(Passive):
                 self._listener = await take(self, self._secret, f"a peer of pool {self._pool}")
         return Door(self._listener.address, self._secret)
 
-    def resize(self, shards: int) -> None:
-        """Set the pool's number of router shards; replicas move to the shard they belong to."""
+    @property
+    def frames(self) -> int:
+        """Frames sent and received so far, to and from ingresses and replicas."""
+        return 0 if self._listener is None else self._listener.frames.count
+
+    def resize(self, shards: Shards) -> None:
+        """Set the pool's router shards; replicas move to the one they belong to."""
         if shards != self._shards:
             self._shards = shards
             for link in self._replicas.values():
-                link.note(Shards(shards))
+                link.note(shards)
 
     def order(self, command: Preempt) -> None:
         """Tell the replica to stop a call. A replica that is not connected has no leases."""
@@ -79,7 +84,7 @@ class RouterLinks(Passive):
         match note:
             case Joined(replica, address):
                 self._replicas[replica], self._addresses[replica] = peer, address
-                peer.note(Shards(self._shards))
+                peer.note(self._shards)
             case Left(replica):
                 self._router.leave(replica)
             case Follow(False):

@@ -9,10 +9,10 @@ leaves unused is carried forward because the split is made again from what is le
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from cato.core.ids import NodeId
+from cato.core.record import record
 from cato.core.slo import Slo, SloMetric
 from cato.core.workflow import Node, NodeKind, Workflow
 
@@ -64,7 +64,7 @@ def split_slack(
     return budgets
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeEstimate:
     """A node's baseline: seconds per execution, seconds to first token, executions per run."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cato.core.ids import NodeId, RunId, TaskName
+from cato.core.record import record
 
 WITHHELD = "not kept: it may quote the request"
 
@@ -75,7 +76,7 @@ class Drawn:
     fell_back: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LlmFacts:
     """How an invocation was served. `reasons` holds one decision per attempt.
 
@@ -118,7 +119,7 @@ class LlmFacts:
     features: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeReceipt:
     """One execution of one node; times are seconds since the task arrived.
 
@@ -139,7 +140,7 @@ class NodeReceipt:
     llm: LlmFacts | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlaReceipt:
     """The receipt of a whole run.
 

@@ -14,6 +14,7 @@ from cato.core.budgets import NodeEstimate, RunBudgets
 from cato.core.errors import ExpressionError
 from cato.core.ids import NodeId, RunId
 from cato.core.receipt import LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
+from cato.core.record import record
 from cato.core.run_record import Execution, RunRecord
 from cato.core.session import Turn
 from cato.core.session_slo import SessionShare
@@ -23,7 +24,7 @@ from cato.core.workflow import Node, NodeKind, Workflow
 # Events
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeDone:
     """An execution succeeded. `llm` is set for an LLM node."""
 
@@ -48,7 +49,7 @@ class NodeFailed:
     llm: LlmFacts | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextSent:
     """The first text of the answer was sent to the client."""
 
@@ -75,7 +76,7 @@ RunEvent = NodeDone | NodeFailed | TextSent | RunCancelled
 # Commands
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartNode:
     """Execute `node` for at most `limit_s`; `budget_s` is its share of the SLO.
 
@@ -93,7 +94,7 @@ class StartNode:
     until_first_token: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StreamNode:
     """Stream this node's text to the client: what exists already and what follows."""
 
@@ -108,7 +109,7 @@ class AbandonNode:
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FinishRun:
     """The run is over. `output` is the result of the output node; None unless `status` is done."""
 

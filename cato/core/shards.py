@@ -29,6 +29,22 @@ _LEAST_S = 1e-9  # a profile may contain calls that take no time
 
 
 @record
+class Shards:
+    """The router shards of a pool: the first `owners` have replicas of their own, the `standby`
+    after them only while an owner is being restarted."""
+
+    owners: int = 1
+    standby: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.owners + self.standby
+
+
+ONE_SHARD = Shards()
+
+
+@record
 class ShardLoad:
     """A shard's report of its load, in seconds and counts.
 
@@ -87,13 +103,15 @@ def draw_of(invocation: Invocation) -> float:
     return invocation.draw * _OTHER_DIGITS % 1.0
 
 
-def homes_of(deployment: str, rank: int, shards: int) -> list[int]:
+def homes_of(deployment: str, rank: int, shards: Shards) -> list[int]:
     """The shards that a replica may belong to, its home first.
 
-    `rank` counts the replicas of its deployment from 0: all shards get equally many.
+    `rank` counts the replicas of its deployment from 0: all owners get equally many.
     """
-    first = (crc32(deployment.encode()) + rank) % shards
-    return [(first + n) % shards for n in range(shards)]
+    owners = shards.owners
+    first = (crc32(deployment.encode()) + rank) % owners
+    others = [(first + n) % owners for n in range(1, owners)]
+    return [first, *range(owners, shards.count), *others]
 
 
 def shares_of(loads: Sequence[ShardLoad], calls: int) -> list[float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+
+from cato.core.record import record
 
 
 class SloMetric(StrEnum):
@@ -15,7 +16,7 @@ class SloMetric(StrEnum):
     E2E = "e2e"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slo:
     """A target for one metric of a task; `target_s` is seconds (per token for TPOT).
 

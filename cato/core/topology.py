@@ -321,7 +321,8 @@ class PoolScaling:
 class PoolSpec:
     """All deployments that serve one model, possibly on different accelerators.
 
-    `router_shards` is the number of its router actors; they own disjoint replicas.
+    `router_shards` is the number of its router actors; they own disjoint replicas. With
+    `router_standby` another one takes over while one of them is being restarted.
     """
 
     name: PoolName
@@ -330,6 +331,12 @@ class PoolSpec:
     policies: PoolPolicies = PoolPolicies()
     scaling: PoolScaling = PoolScaling()
     router_shards: int = 1
+    router_standby: bool = False
+
+    @property
+    def routers(self) -> int:
+        """The number of its router actors, with the one that stands by."""
+        return self.router_shards + self.router_standby
 
     @property
     def may_be_empty(self) -> bool:

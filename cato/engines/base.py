@@ -10,11 +10,12 @@ from typing import Protocol
 from cato.core.kv_events import KvEvent
 from cato.core.pool.prefill import NOTHING_DUE, CallTarget
 from cato.core.profile import Profile
+from cato.core.record import record
 from cato.core.topology import AdapterSpec, TemplateFacts
 from cato.wire.endpoint import Endpoint as Endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineRequest:
     """One invocation as the engine sees it.
 
@@ -52,7 +53,7 @@ PREEMPTED = "preempted"
 """Finish reason of a stream that its pool's router preempted; it resumes under a new lease."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineChunk:
     """Some output. Counts are cumulative; `finish_reason` is set on the last chunk only.
 

@@ -15,6 +15,7 @@ from scipy.special import log_ndtr, ndtri_exp
 
 from cato.core.errors import InputError
 from cato.core.ids import TaskName
+from cato.core.record import record
 from cato.estimators.calibration import pinball_losses
 from cato.estimators.survival import Floats, Ints, mixture, quantiles_after
 
@@ -28,7 +29,7 @@ _FINE_LEVELS = 400
 """Levels between which the package's quantiles are interpolated: the tail to 1 in 800."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LengthFeatures:
     """Features of an invocation before it runs; `values` in the order used in training."""
 

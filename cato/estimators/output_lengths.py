@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import NodeStatus, SlaReceipt
+from cato.core.record import record
 from cato.estimators.censoring import completed
 from cato.estimators.length_bound import (
     CompiledForest,
@@ -51,7 +52,7 @@ _GROWTH = 0.1
 """A key is refitted once its answers have grown by this share."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LengthSample:
     """An output that ended by itself or at its limit; `finish_reason` tells which.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import fsum, log
 
+from cato.core.record import record
 from cato.wire.asked import format_of, last_message, tools_of
 from cato.wire.conversation import PartKind
 from cato.wire.limits import limits_of
@@ -43,7 +44,7 @@ NAMES = (
 """Names of the values of `features_of`, in order."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Asked:
     """A call as the client sent it. `text` is its last message, of `role`.
 

@@ -21,6 +21,7 @@ from cato.control.router import ReplicaRouter
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
 from cato.core.residency import card_time
+from cato.core.shards import Shards
 from cato.core.topology import PoolPolicies, PoolScaling, PoolSpec, Topology
 
 log = logging.getLogger("cato.control_plane")
@@ -77,7 +78,7 @@ class ControlPlane:
                 secret,
                 shard,
             )
-            if shard == 0 and pool.router_shards > 1:
+            if shard == 0 and pool.routers > 1:
                 secret = (await router.door.remote()).secret
 
     def _policies_of_shard(self, pool: PoolSpec) -> PoolPolicies:
@@ -110,7 +111,7 @@ class ControlPlane:
                     "configure",
                     self._policies_of_shard(pool),
                     pool.fastest(self._profiles),
-                    pool.router_shards,
+                    Shards(pool.router_shards, int(pool.router_standby)),
                 )
                 for pool in self._topology.pools
                 for router in _routers(pool)
@@ -152,4 +153,4 @@ class ControlPlane:
 
 
 def _routers(pool: PoolSpec) -> list[str]:
-    return actors.router_names(pool.name, pool.router_shards)
+    return actors.router_names(pool.name, pool.routers)

@@ -150,6 +150,7 @@ class EngineReplica:
             "kv_capacity_tokens": engine.facts.kv_capacity_tokens,
             "block_tokens": engine.facts.block_tokens,
             "host_tokens": engine.facts.host_tokens,
+            "frames": self._link.frames,
         }
 
     async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
@@ -24,6 +24,7 @@ from cato.core.errors import (
 )
 from cato.core.ids import NodeId
 from cato.core.receipt import CLIENT_LEFT, DEADLINE_EXCEEDED, SUPERSEDED, Excuse
+from cato.core.record import changed
 from cato.core.retries import RetryBudget
 from cato.core.run_record import Execution
 from cato.core.runs import (
@@ -191,7 +192,7 @@ class RunningTask:
     def _end(self, finish: FinishRun) -> None:
         receipt = finish.receipt
         excuse = _excuse(receipt.status, receipt.problem, self.error)
-        self.finish = finish = replace(finish, receipt=replace(receipt, excuse=excuse))
+        self.finish = finish = changed(finish, receipt=changed(receipt, excuse=excuse))
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._wake_reader()

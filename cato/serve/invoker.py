@@ -23,6 +23,7 @@ from cato.core.errors import (
     WorkLimitError,
 )
 from cato.core.ids import InvocationId
+from cato.core.record import record
 from cato.core.retries import RetryBudget
 from cato.core.runs import Run, StartNode
 from cato.core.slo import SloMetric
@@ -41,7 +42,7 @@ from cato.workflows.work import little_work
 log = logging.getLogger("cato.executor")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece:
     """A piece of the answer: text, and the engine's own bytes of a passed-through request."""
 
@@ -49,7 +50,7 @@ class Piece:
     raw: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelUse:
     """Tokens used by a run's calls of one model, cancelled calls included."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import SlaReceipt
+from cato.core.record import record
 from cato.estimators.output_lengths import samples_of
 from cato.estimators.prompt_features import EarlierAnswers, asked_of, features_of
 from cato.serve.prompts import EngineCall
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Predicted:
     """A call's features, and the belief that they give (None: unknown)."""
 
@@ -27,7 +27,7 @@ Belief = Callable[[TaskName, NodeId, str, tuple[float, ...], int], LengthBelief 
 """A belief from (task, node, model, features, max tokens)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Asker:
     """Who makes a run's calls: a session, or else a user; and how often it was answered before."""
 

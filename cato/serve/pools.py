@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from cato.core.commands import Dispatch
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
+from cato.core.record import record
 from cato.core.snapshot import Invocation
 from cato.core.topology import ModelSpec, TemplateFacts, model_called
 from cato.engines.base import EngineChunk, EngineRequest
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoolInfo:
     """A pool as the ingress knows it; `profile` is its fastest deployment's.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cato.core.errors import ContextLengthError
 from cato.core.ids import ModelName
+from cato.core.record import record
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
@@ -20,7 +21,7 @@ MARGIN_TOKENS = 24
 MARGIN_FRACTION = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineCall:
     """A request body, its dialect, and its expected tokens. `model` is the pool's model or one of
     its adapters. `begun`: see `EngineRequest`."""

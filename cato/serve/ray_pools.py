@@ -73,6 +73,8 @@ class RayPools:
         self._pool_by_model: dict[str, PoolName] = {}
         self._profiles: dict[PoolName, Profile] = {}  # as last reported by replicas
         self._templates: dict[PoolName, TemplateFacts | None] = {}
+        # Every request looks at all pools: made once between changes of the above.
+        self._infos: list[PoolInfo] = []
         self._ask_template_at_s: dict[PoolName, float] = {}
         self._app: ServedApplication | None = None  # Serve's last status, while not ready
         self._unplaceable = ""
@@ -95,25 +97,27 @@ class RayPools:
     # Pools
 
     def all(self) -> Sequence[PoolInfo]:
-        return [self._info(name) for name in sorted((*self._specs, *self._parts))]
+        if not self._infos:
+            self._infos = [self._info(name) for name in sorted((*self._specs, *self._parts))]
+        return self._infos
 
     def pool_of(self, model: str) -> PoolInfo:
         name = self._pool_by_model.get(model)
         if name is not None:
-            return self._info(name)
+            return next(info for info in self.all() if info.name == name)
         if not self._models:
             raise StartingError("no pool is known yet")
         spec = model_called(model, self._models.values())
         if spec is None:
             raise UnknownNameError("model", model, tuple(sorted(self._pool_by_model)))
-        return self._info(self._pool_by_model[spec.name])
+        return self.pool_of(spec.name)
 
     def pictures(self) -> Sequence[PoolPicture]:
         return list(self._pictures.values())
 
     def shards(self) -> Mapping[PoolName, int]:
         """Number of router shards of each pool with a known picture."""
-        return {name: self._specs[name].router_shards for name in self._pictures}
+        return {name: self._specs[name].routers for name in self._pictures}
 
     @property
     def deployed_args(self) -> Mapping[str, object] | None:
@@ -204,7 +208,7 @@ class RayPools:
 
     def _routers_of(self, pool: PoolSpec) -> list[Any]:
         """Router actors of all shards."""
-        names = actors.router_names(pool.name, pool.router_shards)
+        names = actors.router_names(pool.name, pool.routers)
         for name in names:
             if name not in self._routers:
                 self._routers[name] = actors.get(name)
@@ -300,7 +304,7 @@ class RayPools:
         routers = self._routers_of(pool)
         if pool.policies.scheduler != RAY_SERVE:
             link = self._lease_link(pool.name)
-            link.resize(pool.router_shards, self._profiles.get(pool.name, UNMEASURED))
+            link.resize(pool.routers, self._profiles.get(pool.name, UNMEASURED))
             link.open()
         async with asyncio.timeout(ANSWER_WITHIN_S):
             try:
@@ -310,6 +314,7 @@ class RayPools:
                 self._forget_routers(pool)
                 raise
             self._pictures[pool.name] = merged(pool.name, told)
+            self._infos = []
             await self._learn_template(pool)
             for deployment in pool.deployments:
                 self._streams.handle(deployment.name)
@@ -320,7 +325,7 @@ class RayPools:
                     self._told_left[deployment.name] = gone
 
     def _forget_routers(self, pool: PoolSpec) -> None:
-        for name in actors.router_names(pool.name, pool.router_shards):
+        for name in actors.router_names(pool.name, pool.routers):
             self._routers.pop(name, None)
 
     async def _learn_template(self, pool: PoolSpec) -> None:
@@ -333,6 +338,7 @@ class RayPools:
         try:
             self._templates[pool.name] = await handle.template.remote(cato={"replica": ready[0].id})
             self._ask_template_at_s[pool.name] = now_s + TEMPLATE_EVERY_S
+            self._infos = []
         except (RayActorError, RayServeException, CatoError) as error:
             log.info("the chat template of pool %s is not known yet: %s", pool.name, error)
 
@@ -354,6 +360,7 @@ class RayPools:
         self._models |= {part.name: part.model for part in self._parts.values()}
         named = self._models.items()
         self._pool_by_model = {name: pool for pool, model in named for name in model.names}
+        self._infos = []
 
 
 def _link_to_shard(

@@ -8,10 +8,10 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 
 from cato.control.links import DOOR_TRIES, RETRY_S, link_to_router, take
-from cato.control.messages import Generate, Joined, Shards, Stop, Told
+from cato.control.messages import Generate, Joined, Stop, Told
 from cato.core.errors import LinkError
 from cato.core.ids import DeploymentName, PoolName
-from cato.core.shards import homes_of
+from cato.core.shards import ONE_SHARD, Shards, homes_of
 from cato.core.slots import SlotOrder
 from cato.engines.base import EngineChunk
 from cato.serve.replica import Replica, Report
@@ -28,7 +28,8 @@ GO_HOME_S = 2.0
 class ReplicaLink(Passive):
     """Notes are lost while no router is connected; later reports repeat what the replica holds.
 
-    The replica has a home shard, and joins another one while that does not answer.
+    The replica has a home shard, and joins another one while that does not answer: first one that
+    stands by.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ReplicaLink(Passive):
         self._pool, self._deployment, self._rank = pool, deployment, rank
         self._is_shared = is_shared
         self._replica: Replica
-        self._shards, self._shard = 1, 0
+        self._shards, self._shard = ONE_SHARD, 0
         self._home_at_s = 0.0  # when to ask for the home shard again
         self._router: Connection | None = None
         self._is_known = False  # the current router has had a report
@@ -72,6 +73,11 @@ class ReplicaLink(Passive):
         if self._router is not None:
             self._router.note(told)
 
+    @property
+    def frames(self) -> int:
+        """Frames sent to ingresses and received from them so far."""
+        return 0 if self._listener is None else self._listener.frames.count
+
     def close(self) -> None:
         """Accept no more links, and close the link to the router."""
         if self._listener is not None:
@@ -91,7 +97,7 @@ class ReplicaLink(Passive):
         """Join the first of `shards` that answers; False when none does."""
         for shard in shards:
             try:
-                await self._connect(shard, 1 if self._shards > 1 else DOOR_TRIES)
+                await self._connect(shard, 1 if self._shards.count > 1 else DOOR_TRIES)
             except (LinkError, OSError) as error:
                 log.info("replica %s: %s", self._replica.id, error)
             else:
@@ -136,7 +142,7 @@ class ReplicaLink(Passive):
     def note(self, peer: Connection, note: object) -> None:
         if isinstance(note, Shards):
             if peer is self._router:
-                self._shards, self._home_at_s = note.count, 0.0
+                self._shards, self._home_at_s = note, 0.0
             return
         assert isinstance(note, Stop | SlotOrder)
         self._replica.note(note)

@@ -7,7 +7,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
@@ -18,6 +18,7 @@ from cato.core.errors import UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.pool.buffers import MAX_HEAD_START_S
 from cato.core.receipt import SUPERSEDED, Drawn, NodeReceipt, SlaReceipt, TrafficArm
+from cato.core.record import changed, record
 from cato.core.retries import RetryBudget
 from cato.core.reuse import ReuseLimits
 from cato.core.runs import FinishRun, Run
@@ -57,7 +58,7 @@ SHADOW_WEIGHT = 0.05
 TELL_AFTER_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Origin:
     """Who asks for a task, and for which editor buffer.
 
@@ -86,7 +87,7 @@ class Origin:
 NOBODY = Origin()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelCall:
     """One direct call of a model, with a body in its engine's dialect.
 
@@ -376,7 +377,7 @@ class TaskService:
         used: Sequence[ModelUse],
         rollouts: tuple[Drawn, ...],
     ) -> None:
-        receipt = replace(finish.receipt, tenant=origin.tenant, key=origin.key, rollouts=rollouts)
+        receipt = changed(finish.receipt, tenant=origin.tenant, key=origin.key, rollouts=rollouts)
         if trace is not None or logs.wants_runs():
             # Send the answer's last bytes first, then write the trace and the log line.
             asyncio.get_running_loop().call_later(TELL_AFTER_S, _tell, trace, receipt)

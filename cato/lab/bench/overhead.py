@@ -10,6 +10,7 @@ import contextlib
 import io
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from ray import serve
 from cato.config.paths import resolve
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control import actors
+from cato.core.ids import PoolName
 from cato.core.topology import EngineSpec
 from cato.lab.bench import bare_server, plain
 from cato.lab.bench.client import BenchError, Client, Place, Prompts, Timing
@@ -40,6 +42,7 @@ SLOTS = {SIMULATED: 64, VLLM: 16}
 MODELS = {SIMULATED: "zero", VLLM: "demo-coder"}
 ZERO_PROFILE = "zero@none"
 WARM_UPS = 20
+LEAST_PER_STREAM = 4
 # Receipts read after the measurement, evenly spread over the rounds.
 MAX_RECEIPTS = 300
 RECEIPT_LAG_S = 2.0
@@ -51,7 +54,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Measurement size: `rounds` times `requests` for each arm and concurrency."""
+    """Measurement size: `rounds` blocks of `requests` for each arm and concurrency."""
 
     engines: tuple[str, ...]
     requests: int
@@ -60,10 +63,17 @@ class Settings:
     output_tokens: int
     seed: int
 
+    def block(self, concurrency: int) -> int:
+        """Requests of a block: enough that it is not mostly its beginning and its end."""
+        return max(self.requests, LEAST_PER_STREAM * concurrency)
+
 
 @dataclass(slots=True)
 class Measurement:
-    """One engine at one concurrency: per arm, the timings of each round."""
+    """One engine at one concurrency: per arm, the timings of each round.
+
+    `messages` are the frames that CATO's calls took on links.
+    """
 
     engine: str
     concurrency: int
@@ -71,6 +81,9 @@ class Measurement:
     receipts: list[tuple[Timing, dict[str, Any]]] = field(default_factory=list)
     # Per arm: CPU seconds by process during its blocks.
     cpu_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    # Per arm: seconds of its blocks by the clock.
+    wall_s: dict[str, float] = field(default_factory=dict)
+    messages: int = 0
 
 
 def order(number: int) -> tuple[str, ...]:
@@ -255,14 +268,28 @@ async def measure(
             await client.block([prompts.next() for _ in range(WARM_UPS)], concurrency)
         for number in range(settings.rounds):
             for arm in (*order(number), HTTP_ONLY):
-                block = [prompts.next() for _ in range(settings.requests)]
-                before = cpu_s()
+                block = [prompts.next() for _ in range(settings.block(concurrency))]
+                frames = await _frames(engine)
+                before, began_s = cpu_s(), time.perf_counter()
                 timings = await clients[arm].block(block, concurrency)
+                took_s = time.perf_counter() - began_s
                 _add(found.cpu_s.setdefault(arm, {}), before, cpu_s())
+                found.wall_s[arm] = found.wall_s.get(arm, 0.0) + took_s
+                if arm == CATO:
+                    found.messages += await _frames(engine) - frames
                 found.rounds.setdefault(arm, []).append(timings)
                 progress(f"{engine}, {concurrency} at a time: {arm}", len(block))
     found.receipts = await _receipts(url, [t for r in found.rounds[CATO] for t in r])
     return found
+
+
+async def _frames(engine: str) -> int:
+    """Frames so far on the links of CATO's router and of its only replica."""
+    router: Any = actors.get(actors.router_name(PoolName(engine)))
+    handle: Any = serve.get_deployment_handle(f"bench-{engine}", app_name=actors.ENGINES_APP)
+    load = await handle.load.remote()
+    frames: int = await router.frames.remote()
+    return frames + int(load["frames"])
 
 
 def _add(total: dict[str, float], before: dict[str, float], after: dict[str, float]) -> None:

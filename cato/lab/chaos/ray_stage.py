@@ -22,7 +22,9 @@ from ray.exceptions import RayError
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.paths import resolve
 from cato.control import actors
+from cato.core.ids import PoolName
 from cato.core.orchestrator import PoolPicture
+from cato.core.shards import merged
 from cato.lab.bench.local_ray import Hosts
 from cato.lab.chaos.clients import Target
 from cato.lab.chaos.drill import MissedError
@@ -33,6 +35,7 @@ from cato.profiles.load import load_profile_file, save_profile
 from cato.profiles.schema import Provenance
 
 POOL, DEPLOYMENT, PROFILE, INGRESSES = "drill", "drill-engines", "drill@none", 2
+ROUTERS = 2  # one stands by
 REAL_PROFILE = "demo-coder@cpu"
 ANSWER_WITHIN_S = 10.0
 # Notice period of a spot machine.
@@ -164,10 +167,10 @@ class RayStage:
         return found
 
     async def _picture(self) -> PoolPicture:
-        router: Any = actors.get(actors.router_name(POOL))
+        routers: list[Any] = [actors.get(name) for name in actors.router_names(POOL, ROUTERS)]
         async with asyncio.timeout(ANSWER_WITHIN_S):
-            picture: PoolPicture = await router.picture.remote()
-        return picture
+            pictures = await asyncio.gather(*(router.picture.remote() for router in routers))
+        return merged(PoolName(POOL), pictures)
 
     async def _ask(self, replica: str, method: str, **fields: object) -> Any:
         if self._handle is None:
@@ -324,6 +327,7 @@ def _deployment(plan: Plan, folder: Path) -> DeployFile:
         "pools": {
             POOL: {
                 "model": MODEL,
+                "router_standby": True,
                 "deployments": {DEPLOYMENT: deployment},
                 "policies": {
                     "max_queued": plan.policies.max_queued,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import InputError
+from cato.core.record import changed
 from cato.core.runs import FinishRun
 from cato.core.session import Prompt
 from cato.serve.access.buffers import BufferId
@@ -84,7 +84,7 @@ async def start_call(
     calls = check_call(call.body, bounds)
     check_texts(call.body, call.endpoint)
     await ingress.grammars.check(call.body, caller.tenant, bounds.grammar_ms / 1000)
-    call = replace(call, calls=calls)
+    call = changed(call, calls=calls)
     return ingress.started(
         request,
         buffer or named_buffer(request),

@@ -19,13 +19,13 @@ may choose its metric: `{"sla": {"metric": "e2e", "target_ms": 8000}}`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
 from starlette.requests import Request
 
 from cato.core.errors import InputError
+from cato.core.record import record
 from cato.core.slo import Slo, SloMetric
 from cato.serve.ingress.body import known_keys, positive_number, sub_object
 from cato.serve.ingress.clients import timeouts_s
@@ -64,7 +64,7 @@ TIERS: dict[str, tuple[SlaClass | None, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Claim:
     """The SLA that a request asks for; None means not asked.
 

@@ -20,13 +20,13 @@ and models a request may use.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cato.core.errors import AccessError, InputError, StartingError, UnknownNameError
 from cato.core.ids import TaskName
+from cato.core.record import changed, record
 from cato.core.workflow import LlmSettings, Workflow
 from cato.serve.ingress import virtual
 from cato.serve.ingress.context import Ingress, caller_of, check_task, remember_drawn, session_of
@@ -42,7 +42,7 @@ _PREFIX = "/t/"
 _SCOPE_KEY = "cato.prefix"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """What serves a request: a task's workflow, or a model that is called directly.
 
@@ -113,7 +113,7 @@ def resolve(
         check_task(request, target.task)
     else:
         _check_model(ingress, request, target.model)
-        target = replace(target, model=_drawn(ingress, request, target.model, session))
+        target = changed(target, model=_drawn(ingress, request, target.model, session))
     return target
 
 

@@ -15,6 +15,7 @@ import logging
 import struct
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from cato.core.errors import CatoError, LinkError
@@ -71,13 +72,29 @@ class Passive:
         pass
 
 
+@dataclass(slots=True)
+class Frames:
+    """How many frames connections have sent and received, apart from heartbeats."""
+
+    count: int = 0
+
+
 class Connection(asyncio.Protocol):
     """Both ends differ only in the handshake. `name` identifies the peer in logs and errors."""
 
     def __init__(
-        self, codec: Codec, secret: bytes, handler: Handler, name: str, *, is_server: bool
+        self,
+        codec: Codec,
+        secret: bytes,
+        handler: Handler,
+        name: str,
+        *,
+        is_server: bool,
+        frames: Frames | None = None,
     ) -> None:
+        """Frames are also counted in `frames`, if given."""
         self.name = name
+        self._frames = frames or Frames()
         self.is_open = False
         self._codec, self._handler = codec, handler
         self._handshake = Handshake(secret, codec.version, is_server=is_server)
@@ -209,6 +226,7 @@ class Connection(asyncio.Protocol):
     def _write(self, kind: int, number: int, data: bytes = b"") -> None:
         assert self._transport is not None
         self._has_written = True
+        self._frames.count += kind != _BEAT
         self._transport.write(_HEAD.pack(len(data), kind, number) + data)
 
     def _take(self, kind: int, number: int, payload: bytes) -> bool:
@@ -241,6 +259,7 @@ class Connection(asyncio.Protocol):
     def _dispatch(self, kind: int, number: int, payload: bytes) -> None:
         if kind == _BEAT:
             return
+        self._frames.count += 1
         if kind == _NOTE:
             note = self._codec.unpack(payload)
             try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cato.core.errors import LinkError
 from cato.wire.link.codec import Codec
-from cato.wire.link.connection import Connection, Handler
+from cato.wire.link.connection import Connection, Frames, Handler
 
 # Time limit to connect to a peer in the same cluster.
 CONNECT_S = 2.0
@@ -47,10 +47,14 @@ class Tls:
 
 
 class Listener:
-    """Accepts links until it is closed, and serves all of them with one handler."""
+    """Accepts links until it is closed, and serves all of them with one handler.
 
-    def __init__(self, address: Address, servers: list[asyncio.Server]) -> None:
+    `frames` counts those of all its links.
+    """
+
+    def __init__(self, address: Address, servers: list[asyncio.Server], frames: Frames) -> None:
         self.address = address
+        self.frames = frames
         self._servers = servers
 
     def close(self) -> None:
@@ -73,14 +77,15 @@ async def listen(
     """Accept links at a socket in `folder`, which is created for this user only, and at `ip`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     _forget_sockets_of_the_dead(folder)
-    made = partial(Connection, codec, secret, handler, name, is_server=True)
+    frames = Frames()
+    made = partial(Connection, codec, secret, handler, name, is_server=True, frames=frames)
     loop = asyncio.get_running_loop()
     path = str(folder / f"{os.getpid()}-{secrets.token_hex(4)}")
     local = await loop.create_unix_server(made, path)
     context = None if tls is None else tls.context(is_server=True)
     remote = await loop.create_server(made, ip, 0, ssl=context)
     port: int = remote.sockets[0].getsockname()[1]
-    return Listener(Address(host, path, ip, port), [local, remote])
+    return Listener(Address(host, path, ip, port), [local, remote], frames)
 
 
 def _forget_sockets_of_the_dead(folder: Path) -> None:

@@ -154,6 +154,8 @@ async def test_saber_is_fitted_to_the_speeds_that_its_engines_have(
     (log,) = tmp_path.iterdir()
 
     def changes() -> list[PoliciesChanged]:
+        if log.stat().st_size == 0:
+            return []  # written at the next tick
         steps = read_log(log).steps
         return [s.event for s in steps if isinstance(s.event, PoliciesChanged)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from cato.core.errors import LinkError
 from cato.core.events import ReplicaReported
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.profile import UNMEASURED
-from cato.core.shards import homes_of, shard_of
+from cato.core.shards import Shards, homes_of, shard_of
 from cato.core.slots import SlotOrder
 from cato.core.topology import PoolPolicies
 from cato.serve import replica_link
@@ -49,11 +49,11 @@ class Reports:
         raise AssertionError
 
 
-class Shards:
+class TwoShards:
     """Two shards of one pool, which may be killed and come back."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, sizes: Shards) -> None:
+        self._folder, self.sizes = folder, sizes
         self._listeners: dict[int, Listener] = {}
         self._links: dict[int, list[Connection]] = {0: [], 1: []}
         self.routers: dict[int, ReplicaRouter] = {}
@@ -61,7 +61,7 @@ class Shards:
     async def begin(self, shard: int) -> None:
         policies = PoolPolicies(scheduler="power-of-two")
         router = ReplicaRouter(POOL, policies, a_profile(), None, SECRET, shard)
-        router.links.resize(2)
+        router.links.resize(self.sizes)
         self.routers[shard] = router
         self._listeners[shard] = await taken(router.links, self._folder)
 
@@ -88,8 +88,8 @@ class Shards:
 
 
 @pytest.fixture
-async def shards(tmp_path: Path) -> AsyncIterator[Shards]:
-    shards = Shards(tmp_path)
+async def shards(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[TwoShards]:
+    shards = TwoShards(tmp_path, getattr(request, "param", Shards(2)))
     for shard in (0, 1):
         await shards.begin(shard)
     yield shards
@@ -97,7 +97,7 @@ async def shards(tmp_path: Path) -> AsyncIterator[Shards]:
         shards.end(shard)
 
 
-def a_link(shards: Shards) -> LeaseLink:
+def a_link(shards: TwoShards) -> LeaseLink:
     link = LeaseLink(POOL, shards.dial)
     link.resize(2, UNMEASURED)
     return link
@@ -111,7 +111,7 @@ async def connected(link: LeaseLink) -> LeaseLink:
     return link
 
 
-async def test_calls_go_to_the_shard_that_has_replicas(shards: Shards) -> None:
+async def test_calls_go_to_the_shard_that_has_replicas(shards: TwoShards) -> None:
     shards.routers[1].take(a_report("r", slots=20))
     link = await connected(a_link(shards))
     leases = [await link.lease(an_invocation(f"i{n}")) for n in range(5)]
@@ -119,7 +119,7 @@ async def test_calls_go_to_the_shard_that_has_replicas(shards: Shards) -> None:
 
 
 async def test_what_waits_in_a_shard_without_replicas_moves_to_one_that_has_some(
-    shards: Shards,
+    shards: TwoShards,
 ) -> None:
     link = await connected(a_link(shards))
     calls = [an_invocation(f"i{n}") for n in range(10)]
@@ -133,7 +133,7 @@ async def test_what_waits_in_a_shard_without_replicas_moves_to_one_that_has_some
     assert (await shards.routers[1].picture()).queued == 0, "nothing is left behind"
 
 
-async def test_what_waits_in_a_shard_that_dies_is_offered_to_the_other(shards: Shards) -> None:
+async def test_what_waits_in_a_shard_that_dies_is_offered_to_the_other(shards: TwoShards) -> None:
     for shard in (0, 1):
         shards.routers[shard].take(a_report(f"r{shard}", slots=1))
     link = await connected(a_link(shards))
@@ -146,7 +146,7 @@ async def test_what_waits_in_a_shard_that_dies_is_offered_to_the_other(shards: S
     assert second.dispatch.replica_id == f"r{1 - home}"
 
 
-async def test_a_withdrawal_goes_to_the_shard_that_has_the_call(shards: Shards) -> None:
+async def test_a_withdrawal_goes_to_the_shard_that_has_the_call(shards: TwoShards) -> None:
     for shard in (0, 1):
         shards.routers[shard].take(a_report(f"r{shard}", slots=1))
     link = await connected(a_link(shards))
@@ -159,9 +159,11 @@ async def test_a_withdrawal_goes_to_the_shard_that_has_the_call(shards: Shards) 
             await asyncio.sleep(0.005)
 
 
-async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(
-    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def begun(
+    shards: TwoShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], None]]:
+    """Begins the replica of a rank, which keeps its links to the shards."""
     monkeypatch.setattr(replica_link, "REPORT_S", 0.02)
     monkeypatch.setattr(replica_link, "GO_HOME_S", 0.05)
     monkeypatch.setattr(replica_link, "RETRY_S", 0.02)
@@ -178,13 +180,24 @@ async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(
     monkeypatch.setattr(replica_link, "link_to_router", to_router)
     monkeypatch.setattr(replica_link, "take", take)
 
-    replicas = {}
-    for rank in (0, 1):
-        id = ReplicaId(f"r{rank}")
+    replicas = []
+
+    def begin(rank: int) -> None:
         link = ReplicaLink(POOL, DEPLOYMENT, partial(int, rank))
-        replica = Replica(id, Reports(), link.tell)
-        replicas[id] = asyncio.ensure_future(link.keep_forever(replica))
-    home = {rank: homes_of(DEPLOYMENT, rank, 2)[0] for rank in (0, 1)}
+        replica = Replica(ReplicaId(f"r{rank}"), Reports(), link.tell)
+        replicas.append(asyncio.ensure_future(link.keep_forever(replica)))
+
+    yield begin
+    for task in replicas:
+        task.cancel()
+
+
+async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(
+    shards: TwoShards, begun: Callable[[int], None]
+) -> None:
+    for rank in (0, 1):
+        begun(rank)
+    home = {rank: homes_of(DEPLOYMENT, rank, Shards(2))[0] for rank in (0, 1)}
     for rank, shard in home.items():
         await shards.until_owned(shard, {f"r{rank}"})
     shards.end(home[0])
@@ -192,5 +205,24 @@ async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(
     await shards.begin(home[0])
     await shards.until_owned(home[0], {"r0"})
     await shards.until_owned(home[1], {"r1"})
-    for task in replicas.values():
-        task.cancel()
+
+
+@pytest.mark.parametrize("shards", [Shards(1, standby=1)], indirect=True)
+async def test_a_router_that_stands_by_leases_while_the_other_is_away(
+    shards: TwoShards, begun: Callable[[int], None]
+) -> None:
+    for rank in (0, 1):
+        begun(rank)
+    await shards.until_owned(0, {"r0", "r1"})
+    assert await shards.owned(1) == set(), "it has no replicas of its own"
+    link = await connected(a_link(shards))
+    await link.lease(an_invocation("before"))
+    assert not shards.routers[1]._core.leased
+    shards.end(0)
+    away = await asyncio.wait_for(link.lease(an_invocation("away")), 5)
+    assert away.dispatch.replica_id in await shards.owned(1)
+    await shards.begin(0)
+    await shards.until_owned(0, {"r0", "r1"})
+    await shards.until_owned(1, set())
+    again = await asyncio.wait_for(link.lease(an_invocation("again")), 5)
+    assert again.dispatch.replica_id in await shards.owned(0)

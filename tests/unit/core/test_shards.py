@@ -18,6 +18,7 @@ from cato.core.shards import (
     NO_LOAD,
     ShardChoice,
     ShardLoad,
+    Shards,
     homes_of,
     load_now,
     merged,
@@ -133,9 +134,15 @@ def test_few_homes_move_when_a_shard_goes() -> None:
 
 
 def test_replicas_of_a_deployment_are_dealt_out_evenly() -> None:
-    first = Counter(homes_of("d", rank, 4)[0] for rank in range(8))
+    first = Counter(homes_of("d", rank, Shards(4))[0] for rank in range(8))
     assert first == {0: 2, 1: 2, 2: 2, 3: 2}
-    assert sorted(homes_of("d", 5, 4)) == [0, 1, 2, 3]
+    assert sorted(homes_of("d", 5, Shards(4))) == [0, 1, 2, 3]
+
+
+def test_a_shard_that_stands_by_is_the_first_resort_and_nobodys_home() -> None:
+    homes = [homes_of("d", rank, Shards(2, standby=1)) for rank in range(4)]
+    assert {h[0] for h in homes} == {0, 1}
+    assert {h[1] for h in homes} == {2}
 
 
 def test_a_load_says_what_a_newcomer_would_wait_for() -> None:

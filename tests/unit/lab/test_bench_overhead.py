@@ -9,20 +9,22 @@ from cato.lab.bench.overhead import ARMS, CATO, HTTP_ONLY, PLAIN, Measurement, S
 from cato.lab.bench.report import as_json, tables
 
 
-def test_cpu_of_a_call_is_shown_by_process() -> None:
-    found = Measurement("simulated", 1)
+def test_a_call_is_shown_with_its_cpu_by_process_its_messages_and_the_goals() -> None:
+    found = Measurement("simulated", 32)
     for arm in (*ARMS, HTTP_ONLY):
         found.rounds[arm] = [[Timing(0.004, 0.005, "r")] * 2]
+    found.wall_s = {arm: 0.01 * n for n, arm in enumerate((*ARMS, HTTP_ONLY), 1)}
+    found.messages = 9
     found.cpu_s = {CATO: {"ReplicaRouter": 0.006, "idle": 1e-6}, PLAIN: {"plain": 0.008}}
     facts = dict.fromkeys(("date", "cores", "processor", "python", "ray", "load_average"), "")
     settings = Settings(("simulated",), 2, 1, (1,), 16, 0)
     console = Console(width=120, record=True)
     console.print(tables(as_json([found], settings, facts, "cato bench overhead")))
-    lines = {
-        line.split("│")[1].strip(): line
-        for line in console.export_text().splitlines()
-        if "│" in line
-    }
+    text = console.export_text()
+    assert "messages of a call over links: 4.5" in text
+    assert "calls/s of plain Serve / CATO: 1.50 (goal: at most 1)" in text
+    assert "CPU of a call, CATO / plain Serve: 0.75 (goal: at most 0.5)" in text
+    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if "│" in line}
     assert [cell.strip() for cell in lines["ReplicaRouter"].split("│")[2:5]] == [
         "0.00",
         "0.00",

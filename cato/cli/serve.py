@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -89,6 +90,7 @@ def serve(
         path.write_text(yaml.safe_dump({**deploy.raw, "http_options": options}), encoding="utf-8")
     url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
     _check_free(url)
+    forget_ended_cluster(ray_address_file(), console.print)
     mark = new_mark()
     env = GIVE_UP | QUIET | EAGER | os.environ | {MARK_VARIABLE: mark}
     if transport:
@@ -213,6 +215,24 @@ def _check_free(url: str) -> None:
             "Ray cluster: `cato down`) or change http_options.port."
         )
     raise typer.Exit(2)
+
+
+def ray_address_file() -> Path:
+    """Where Ray notes the address of the cluster that it started last on this machine."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(folder) / "ray" / "ray_current_cluster"
+
+
+def forget_ended_cluster(noted: Path, say: Callable[[str], object]) -> None:
+    """Remove Ray's note of a cluster that was killed: a new Ray would wait for it for minutes."""
+    with contextlib.suppress(OSError, ValueError):
+        address = noted.read_text().strip()
+        host, _, gcs_port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(gcs_port)), timeout=2).close()
+        except ConnectionRefusedError:
+            say(f"The Ray cluster at {address} was killed; its note in {noted} is removed.")
+            noted.unlink()
 
 
 def _is_taken(url: str) -> bool:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 from cato.core.session import Turn, TurnKind
@@ -23,6 +24,7 @@ SESSION_HEADER = "x-cato-session"
 # default and carries no information; the value may also be NOT_GIVEN or None.
 TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 SDK_DEFAULT_TIMEOUT_S = 600.0
+MAX_AGENT_CHARS = 500
 # A name that is safe in a log line, a label and a path.
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,119}")
 
@@ -103,17 +105,23 @@ UNKNOWN = Client("")
 
 def client_of(headers: Mapping[str, str], system: str) -> Client:
     """The agent behind a request; `UNKNOWN` for any other client."""
-    agent = headers.get("user-agent", "")
     for client in CLIENTS:
-        if client.agent and re.search(client.agent, agent, re.IGNORECASE):
+        if client.session.startswith("x-claude") and client.session in headers:
             return client
-        if client.session and client.session.startswith("x-claude") and client.session in headers:
-            return client
+    if (named := _called(headers.get("user-agent", "")[:MAX_AGENT_CHARS])) is not None:
+        return named
     beginning = system[:20_000]
     for client in CLIENTS:
         if client.system and re.search(client.system, beginning):
             return client
     return UNKNOWN
+
+
+@lru_cache(maxsize=256)  # every request of a client asks
+def _called(agent: str) -> Client | None:
+    """The client whose name is in the header `user-agent`."""
+    named = (c for c in CLIENTS if c.agent and re.search(c.agent, agent, re.IGNORECASE))
+    return next(named, None)
 
 
 def timeouts_s(headers: Mapping[str, str]) -> list[float]:
@@ -129,7 +137,7 @@ def patience_s(headers: Mapping[str, str], client: Client) -> float:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text)
+        return float(text or 0.0)
     except ValueError:
         return 0.0
 

@@ -151,7 +151,8 @@ def _drawn(
 
 
 def _check_model(ingress: Ingress, request: Request, model: str, instead: str = "") -> None:
-    if not caller_of(request).may_call(names_of(ingress, model)):
+    caller = caller_of(request)
+    if caller.models and not caller.may_call(names_of(ingress, model)):
         told = f"This API key may not call this model.{instead}"
         raise AccessError(403, "model_not_permitted", told)
 

@@ -18,6 +18,8 @@ from starlette.datastructures import Headers
 
 from cato.core.errors import AccessError
 
+# Longer than any name with a port.
+_MAX_HOST_CHARS = 300
 _OTHER_SITES = frozenset({"cross-site", "same-site"})
 
 
@@ -63,17 +65,23 @@ class Pages:
             )  # fmt: skip
 
     def _knows(self, host: str) -> bool:
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:
-            return False
-        if name == "localhost" or name.endswith(".localhost") or name in (*self.hosts, _own_name()):
-            return True
-        try:
-            ip_address(name)
-        except ValueError:
-            return False
+        return len(host) <= _MAX_HOST_CHARS and _is_known(host, self.hosts)
+
+
+@lru_cache(maxsize=256)  # every request of a client asks, twice
+def _is_known(host: str, hosts: tuple[str, ...]) -> bool:
+    """Whether `host` may be a name of this server."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if name == "localhost" or name.endswith(".localhost") or name in (*hosts, _own_name()):
         return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)

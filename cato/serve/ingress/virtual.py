@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from cato.core.errors import InputError
 from cato.core.ids import TaskName
@@ -18,8 +19,13 @@ def model_name(task: str) -> str:
     return PREFIX + task.removeprefix("code-")
 
 
-def model_names(tasks: Iterable[TaskName]) -> dict[str, TaskName]:
+def model_names(tasks: Iterable[TaskName]) -> Mapping[str, TaskName]:
     """Every virtual model name: the short one, and the one with the task's full name."""
+    return _model_names(tuple(tasks))
+
+
+@lru_cache(maxsize=16)  # every request asks
+def _model_names(tasks: tuple[TaskName, ...]) -> Mapping[str, TaskName]:
     names: dict[str, TaskName] = {}
     for task in sorted(tasks):
         names.setdefault(model_name(task), task)

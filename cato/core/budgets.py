@@ -125,14 +125,18 @@ class RunBudgets:
         """The node's share of the slack: of the time that is left, in proportion to baselines."""
         if node.id not in self._on_path or self.slo.metric is SloMetric.TPOT:
             return None
-        weight_s = self._open_weights_s(node, settled)
-        return split_slack(list(weight_s), self._needs, weight_s, self.left_s(now_s))[node.id]
+        weight_s, left_s = self._open_weights_s(node, settled), self.left_s(now_s)
+        if len(weight_s) == 1:  # every direct call
+            return left_s
+        return split_slack(list(weight_s), self._needs, weight_s, left_s)[node.id]
 
     def downstream_s(self, node: Node, settled: Collection[NodeId]) -> float:
         """The expected time of the nodes after it."""
         if node.id not in self._on_path or self.is_first_token_the_event(node):
             return 0.0
         weight_s = self._open_weights_s(node, settled)
+        if len(weight_s) == 1:
+            return 0.0
         return longest_after(list(weight_s), self._needs, weight_s)[node.id]
 
     def shared(

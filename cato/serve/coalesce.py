@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 
+from cato.core.record import changed
 from cato.engines.base import EngineChunk
 
 # Up to this many streams every chunk is sent at once; above, held back for at most COALESCE_S.
@@ -39,4 +39,4 @@ async def coalesced(
 
 
 def _merged(first: EngineChunk, second: EngineChunk) -> EngineChunk:
-    return replace(second, text=first.text + second.text, raw=first.raw + second.raw)
+    return changed(second, text=first.text + second.text, raw=first.raw + second.raw)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -131,7 +131,7 @@ def _tell(trace: RunTrace | None, receipt: SlaReceipt) -> None:
 
 
 def new_request_id() -> str:
-    return f"req-{uuid.uuid4().hex[:20]}"
+    return f"req-{os.urandom(10).hex()}"
 
 
 class TaskService:

@@ -17,49 +17,60 @@ from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event
 from cato.wire.writers import WRITERS, writer_of
 
+# Streams of tool calls are read from time to time, so that they do not fill the memory.
+MAX_UNREAD_BYTES = 64 * 1024
+
 
 @dataclass(slots=True)
 class Transcript:
-    """The events of the answer to the body `asked`, in the dialect of `endpoint`."""
+    """The events of the answer to the body `asked`, in the dialect of `endpoint`.
+
+    They are read when something asks about them: most streams end without that.
+    """
 
     endpoint: Endpoint
     asked: Mapping[str, Any]
-    has_thinking: bool = False
-    # Number of tool calls begun; the last may be incomplete.
-    calls: int = 0
-    # The finish reason, once sent: then only the counts or the last event are missing.
-    finish_reason: str = ""
-    # Continues the stream; None before its first bytes.
-    writer: AnswerWriter | None = None
-    _is_call_ended: bool = False
-    _arguments: list[str] = field(default_factory=list)
+    _read: _Read = field(init=False)
+    _unread: list[tuple[bytes, str]] = field(default_factory=list)
+    _unread_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._read = _Read(self.endpoint, self.asked)
+
+    def sent(self, raw: bytes, text: str) -> None:
+        """Record the first engine's events and their text."""
+        self._unread.append((raw, text))
+        self._unread_bytes += len(raw)
+        if self._unread_bytes > MAX_UNREAD_BYTES:
+            self._all()
+
+    @property
+    def writer(self) -> AnswerWriter | None:
+        """Continues the stream; None before its first bytes."""
+        return self._all().writer
+
+    @property
+    def has_thinking(self) -> bool:
+        return self._all().has_thinking
+
+    @property
+    def calls(self) -> int:
+        """Number of tool calls begun; the last may be incomplete."""
+        return self._all().calls
+
+    @property
+    def finish_reason(self) -> str:
+        """The finish reason, once sent: then only the counts or the last event are missing."""
+        return self._all().finish_reason
 
     @property
     def has_whole_calls(self) -> bool:
         """Whether the answer ends with a complete tool call, which the client can execute."""
-        return self.calls > 0 and (self._is_call_ended or _is_object("".join(self._arguments)))
-
-    def sent(self, raw: bytes, text: str) -> None:
-        """Record the first engine's events and their text."""
-        if self.writer is not None and self.writer.is_plain(raw):
-            self.writer.adopt_text(text, raw.count(b"\n\n"))
-            return
-        for event in events_of(raw):
-            writer = self.writer = self.writer or self._new_writer()
-            for delta in writer.deltas(event):
-                self._note(delta)
-            if event.get("type") in writer.ends_of_parts:
-                self._is_call_ended = self.calls > 0
-            self.finish_reason = self.finish_reason or writer.finish_reason(event)
-            writer.adopt(event)
-
-    def _new_writer(self) -> AnswerWriter:
-        # It takes ids, model and time from the engine's events; its own are never sent.
-        return writer_of(self.endpoint, "", "", 0, self.asked)
+        return self._all().has_whole_calls
 
     def more(self, delta: Delta) -> list[Event]:
         """Another engine's output, as events of this answer."""
-        self._note(delta)
+        self._all().note(delta)
         writer = self.writer
         assert writer is not None, "no event was sent yet: nothing to continue"
         match delta:
@@ -73,10 +84,51 @@ class Transcript:
                 return writer.arguments(text)
 
     def closing(self, ending: Ending) -> list[Event]:
-        assert self.writer is not None, "no event was sent yet: nothing to end"
-        return self.writer.closing(ending)
+        writer = self.writer
+        assert writer is not None, "no event was sent yet: nothing to end"
+        return writer.closing(ending)
 
-    def _note(self, delta: Delta) -> None:
+    def _all(self) -> _Read:
+        """What was read, after reading the rest."""
+        for raw, text in self._unread:
+            self._read.add(raw, text)
+        self._unread.clear()
+        self._unread_bytes = 0
+        return self._read
+
+
+@dataclass(slots=True)
+class _Read:
+    """What the events so far say; see `Transcript`."""
+
+    endpoint: Endpoint
+    asked: Mapping[str, Any]
+    has_thinking: bool = False
+    calls: int = 0
+    finish_reason: str = ""
+    writer: AnswerWriter | None = None
+    _is_call_ended: bool = False
+    _arguments: list[str] = field(default_factory=list)
+
+    @property
+    def has_whole_calls(self) -> bool:
+        return self.calls > 0 and (self._is_call_ended or _is_object("".join(self._arguments)))
+
+    def add(self, raw: bytes, text: str) -> None:
+        if self.writer is not None and self.writer.is_plain(raw):
+            self.writer.adopt_text(text, raw.count(b"\n\n"))
+            return
+        for event in events_of(raw):
+            # It takes ids, model and time from the engine's events; its own are never sent.
+            writer = self.writer = self.writer or writer_of(self.endpoint, "", "", 0, self.asked)
+            for delta in writer.deltas(event):
+                self.note(delta)
+            if event.get("type") in writer.ends_of_parts:
+                self._is_call_ended = self.calls > 0
+            self.finish_reason = self.finish_reason or writer.finish_reason(event)
+            writer.adopt(event)
+
+    def note(self, delta: Delta) -> None:
         match delta:
             case Thinking():
                 self.has_thinking = True
@@ -90,8 +142,8 @@ class Transcript:
 
 def events_of(raw: bytes) -> list[Event]:
     """The events in a stream's bytes, which must not end inside an event."""
-    blocks = raw.removesuffix(b"\n\n").split(b"\n\n")
-    return [json.loads(block.partition(b"data: ")[2]) for block in blocks]
+    blocks = raw.decode().removesuffix("\n\n").split("\n\n")
+    return [json.loads(block.partition("data: ")[2]) for block in blocks]
 
 
 def deltas_of(endpoint: Endpoint, event: Event) -> list[Delta]:

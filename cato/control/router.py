@@ -50,11 +50,13 @@ class ReplicaRouter:
         log_folder: str | None = None,
         secret: bytes = b"",
         shard: int = 0,
+        shards: Shards = ONE_SHARD,
     ) -> None:
         """`profile` is that of the pool's fastest deployment; used by policies that model it.
         All events and commands are logged in `log_folder`, if given. `secret` is that of the pool's
         links and stays the same over restarts. `shard` is this router's number among the pool's
-        routers, each of which has its own replicas.
+        `shards`, each of which has its own replicas. A restarted router has these until it is
+        configured: its replicas must know at once where to go if it is killed again.
         """
         self._names, self._profile = policies, profile
         self._speeds, self._meter_of_speed, self._refitted_at_s = NO_SPEEDS, SpeedMeter(), -inf
@@ -67,7 +69,7 @@ class ReplicaRouter:
         self._gone: set[ReplicaId] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._has_dealt = False
-        self.links = RouterLinks(pool, secret, self)
+        self.links = RouterLinks(pool, secret, self, shards)
 
     async def door(self) -> Door:
         """Where this incarnation of the actor accepts links, and their secret."""

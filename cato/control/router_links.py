@@ -37,13 +37,15 @@ class RouterLinks(Passive):
     """The router's end of its links. When a link ends the peer is gone: an ingress' pending offers
     are cancelled, and so withdrawn, and a replica's leases end."""
 
-    def __init__(self, pool: PoolName, secret: bytes, router: Router) -> None:
+    def __init__(
+        self, pool: PoolName, secret: bytes, router: Router, shards: Shards = ONE_SHARD
+    ) -> None:
         self._pool, self._secret, self._router = pool, secret, router
         self._listener: Listener | None = None
         self._opening = asyncio.Lock()
         self._replicas: dict[ReplicaId, Connection] = {}
         self._addresses: dict[ReplicaId, Address] = {}
-        self._shards = ONE_SHARD
+        self._shards = shards
         self._followers: set[Connection] = set()
         self._told = NO_LOAD
         self._offers = 0

@@ -77,6 +77,7 @@ class ControlPlane:
                 self._topology.event_log,
                 secret,
                 shard,
+                _shards(pool),
             )
             if shard == 0 and pool.routers > 1:
                 secret = (await router.door.remote()).secret
@@ -111,7 +112,7 @@ class ControlPlane:
                     "configure",
                     self._policies_of_shard(pool),
                     pool.fastest(self._profiles),
-                    Shards(pool.router_shards, int(pool.router_standby)),
+                    _shards(pool),
                 )
                 for pool in self._topology.pools
                 for router in _routers(pool)
@@ -150,6 +151,10 @@ class ControlPlane:
                 await self._count_cards()
             except (RayError, ValueError, TimeoutError) as error:
                 log.warning("a control actor does not answer: %r", error)
+
+
+def _shards(pool: PoolSpec) -> Shards:
+    return Shards(pool.router_shards, int(pool.router_standby))
 
 
 def _routers(pool: PoolSpec) -> list[str]:

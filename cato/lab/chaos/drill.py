@@ -217,6 +217,11 @@ class Drill:
             "output_tokens": clients.output_tokens,
             "ttft_s": _percentiles(clients.first_token_s),
             "recovery_s": {name: d for name, d in by_fault.items() if d["faults"]},
+            # Each fault: its kind, seconds after the first one, and the longest stall.
+            "each": [
+                (s.planned.fault.value, round(s.at_s - self.struck[0].at_s, 1), s.recovery_s)
+                for s in self.struck
+            ],
             "leaks": leaks,
             "overload": overload,
             "hostile": hostile,

@@ -60,8 +60,7 @@ class TwoShards:
 
     async def begin(self, shard: int) -> None:
         policies = PoolPolicies(scheduler="power-of-two")
-        router = ReplicaRouter(POOL, policies, a_profile(), None, SECRET, shard)
-        router.links.resize(self.sizes)
+        router = ReplicaRouter(POOL, policies, a_profile(), None, SECRET, shard, self.sizes)
         self.routers[shard] = router
         self._listeners[shard] = await taken(router.links, self._folder)
 
@@ -226,3 +225,5 @@ async def test_a_router_that_stands_by_leases_while_the_other_is_away(
     await shards.until_owned(1, set())
     again = await asyncio.wait_for(link.lease(an_invocation("again")), 5)
     assert again.dispatch.replica_id in await shards.owned(0)
+    shards.end(0)  # a restarted router has told its replicas of the other one
+    await shards.until_owned(1, {"r0", "r1"})

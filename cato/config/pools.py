@@ -140,7 +140,7 @@ class PoolArgs(StrictModel):
     scaling: ScalingArgs = ScalingArgs()
     """Scaling of the replicas."""
     router_shards: int = Field(default=1, ge=1, le=64)
-    """Router actors, each with its own replicas. One handles about 3,000 calls a second."""
+    """Router actors, each with its own replicas. One handles about 5,000 calls a second."""
     router_standby: bool = False
     """Run one more router, which takes over at once while another one is being restarted."""
     deployments: dict[Name, DeploymentArgs] = Field(min_length=1)

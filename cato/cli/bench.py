@@ -258,7 +258,7 @@ def accelerator(
 def _measure(
     settings: object, place: tuple[str, str | None], command: str, *, transport: bool
 ) -> dict[str, object]:
-    from cato.lab.bench.overhead import ARMS, Settings, Stage, measure
+    from cato.lab.bench.overhead import ARMS, Settings, Stage, frames_of, measure
     from cato.lab.bench.report import as_json, machine_facts
 
     assert isinstance(settings, Settings)
@@ -280,8 +280,10 @@ def _measure(
 
             for engine in settings.engines:
                 for concurrency in settings.concurrencies:
-                    places = stage.places[engine]
-                    run = measure(engine, concurrency, places, stage.url, settings, progress)
+                    places, frames = stage.places[engine], frames_of(engine, f"bench-{engine}")
+                    run = measure(
+                        engine, concurrency, places, stage.url, settings, progress, frames
+                    )
                     results.append(asyncio.run(run))
         status.start()
     return as_json(results, settings, facts, command)

@@ -163,6 +163,7 @@ class Served:
                 self._stage.url,
                 settings,
                 lambda what, requests: progress.step(),
+                overhead.frames_of(self._pool.name, self._deployment.name),
             )
             results.append(asyncio.run(run))
         return report.as_json(results, settings, {}, "")

@@ -11,7 +11,7 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -247,6 +247,9 @@ def _bare_server(socket: str) -> Iterator[None]:
 Progress = Callable[[str, int], None]
 """Called after every block with the arm measured and its number of requests."""
 
+Frames = Callable[[], Awaitable[int]]
+"""The number of frames that CATO's links have carried so far."""
+
 
 async def measure(
     engine: str,
@@ -255,6 +258,7 @@ async def measure(
     url: str,
     settings: Settings,
     progress: Progress,
+    frames: Frames,
 ) -> Measurement:
     """All rounds of one engine at one concurrency."""
     found = Measurement(engine, concurrency)
@@ -269,27 +273,31 @@ async def measure(
         for number in range(settings.rounds):
             for arm in (*order(number), HTTP_ONLY):
                 block = [prompts.next() for _ in range(settings.block(concurrency))]
-                frames = await _frames(engine)
+                had = await frames()
                 before, began_s = cpu_s(), time.perf_counter()
                 timings = await clients[arm].block(block, concurrency)
                 took_s = time.perf_counter() - began_s
                 _add(found.cpu_s.setdefault(arm, {}), before, cpu_s())
                 found.wall_s[arm] = found.wall_s.get(arm, 0.0) + took_s
                 if arm == CATO:
-                    found.messages += await _frames(engine) - frames
+                    found.messages += await frames() - had
                 found.rounds.setdefault(arm, []).append(timings)
                 progress(f"{engine}, {concurrency} at a time: {arm}", len(block))
     found.receipts = await _receipts(url, [t for r in found.rounds[CATO] for t in r])
     return found
 
 
-async def _frames(engine: str) -> int:
-    """Frames so far on the links of CATO's router and of its only replica."""
-    router: Any = actors.get(actors.router_name(PoolName(engine)))
-    handle: Any = serve.get_deployment_handle(f"bench-{engine}", app_name=actors.ENGINES_APP)
-    load = await handle.load.remote()
-    frames: int = await router.frames.remote()
-    return frames + int(load["frames"])
+def frames_of(pool: str, deployment: str) -> Frames:
+    """Counts frames on the links of a pool's router and of the deployment's only replica."""
+
+    async def frames() -> int:
+        router: Any = actors.get(actors.router_name(PoolName(pool)))
+        handle: Any = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
+        load = await handle.load.remote()
+        told: int = await router.frames.remote()
+        return told + int(load["frames"])
+
+    return frames
 
 
 def _add(total: dict[str, float], before: dict[str, float], after: dict[str, float]) -> None:

@@ -231,8 +231,8 @@ def forget_ended_cluster(noted: Path, say: Callable[[str], object]) -> None:
         try:
             socket.create_connection((host, int(gcs_port)), timeout=2).close()
         except ConnectionRefusedError:
-            say(f"The Ray cluster at {address} was killed; its note in {noted} is removed.")
             noted.unlink()
+            say(f"The Ray cluster at {address} was killed; its note in {noted} was removed.")
 
 
 def _is_taken(url: str) -> bool:

@@ -25,9 +25,9 @@ from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.profile import Profile
 from cato.core.record import changed
-from cato.core.shards import ONE_SHARD, ShardLoad, Shards, load_now
+from cato.core.shards import ShardLoad, load_now
 from cato.core.snapshot import Invocation
-from cato.core.topology import PoolPolicies
+from cato.core.topology import ONE_SHARD, PoolPolicies, Shards
 from cato.estimators.speed_meter import NO_SPEEDS, SpeedMeter
 from cato.policies.registry import policies_of, refits
 from cato.telemetry.decisions import DecisionBook, PoolDecisions
@@ -55,8 +55,8 @@ class ReplicaRouter:
         """`profile` is that of the pool's fastest deployment; used by policies that model it.
         All events and commands are logged in `log_folder`, if given. `secret` is that of the pool's
         links and stays the same over restarts. `shard` is this router's number among the pool's
-        `shards`, each of which has its own replicas. A restarted router has these until it is
-        configured: its replicas must know at once where to go if it is killed again.
+        `shards`. A restarted router has these until it is configured: its replicas must know at
+        once where to go if it is killed again.
         """
         self._names, self._profile = policies, profile
         self._speeds, self._meter_of_speed, self._refitted_at_s = NO_SPEEDS, SpeedMeter(), -inf
@@ -186,7 +186,9 @@ class ReplicaRouter:
                 self._log.flush()
 
     def _deal_anew(self) -> None:
-        """Once per incarnation: early binding gave all calls to the first replica to report."""
+        """Once after a time without replicas: early binding gave all calls to the first one."""
+        if not self._core.replicas:
+            self._has_dealt = False
         if self._has_dealt or not self._core.replicas:
             return
         self._has_dealt = True

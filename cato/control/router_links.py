@@ -10,8 +10,9 @@ from cato.control.links import take
 from cato.control.messages import Door, Follow, Joined, Leased, Left, Offer, Stop, Told
 from cato.core.commands import Dispatch, Preempt
 from cato.core.ids import PoolName, ReplicaId
-from cato.core.shards import NO_LOAD, ONE_SHARD, ShardLoad, Shards
+from cato.core.shards import NO_LOAD, ShardLoad
 from cato.core.snapshot import Invocation
+from cato.core.topology import ONE_SHARD, Shards
 from cato.wire.link.connection import Connection, Passive
 from cato.wire.link.endpoints import Address, Listener
 

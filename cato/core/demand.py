@@ -162,10 +162,12 @@ class PoolMeter:
         finished, self._finished = self._finished, []
         unfinished: dict[CallKind, int] = {}
         queued_s = 0.0
+        # A router that stood by: its replicas report the ends of their calls to another one.
+        is_left = not picture.replicas and not picture.queued
         for id, call in list(self._calls.items()):
             if id in leased:
                 call.has_place, call.seen_at_s = True, picture.now_s
-            elif picture.now_s - call.seen_at_s > FORGET_AFTER_S:
+            elif is_left or picture.now_s - call.seen_at_s > FORGET_AFTER_S:
                 del self._calls[id]
                 continue
             kind = _kind(call.invocation)

@@ -16,6 +16,7 @@ from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
+from cato.core.topology import Shards
 
 # The unit of reported loads: a call of which nothing is known.
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 300, 64
@@ -26,22 +27,6 @@ HORIZON = 10
 MOST_CREDIT = 10.0
 _OTHER_DIGITS, _GOLDEN = 1 << 20, 0.618034
 _LEAST_S = 1e-9  # a profile may contain calls that take no time
-
-
-@record
-class Shards:
-    """The router shards of a pool: the first `owners` have replicas of their own, the `standby`
-    after them only while an owner is being restarted."""
-
-    owners: int = 1
-    standby: int = 0
-
-    @property
-    def count(self) -> int:
-        return self.owners + self.standby
-
-
-ONE_SHARD = Shards()
 
 
 @record
@@ -139,6 +124,7 @@ class ShardChoice:
     """The shards of one pool as one ingress sees them. Deterministic: calls bring their draws."""
 
     def __init__(self, shards: int) -> None:
+        self._shards = Shards(shards)
         self._loads = [NO_LOAD] * shards
         self._coming = [0] * shards  # offers in the shard's last interval between reports
         self._credit = [0.0] * shards  # calls that a shard is behind its share
@@ -146,12 +132,15 @@ class ShardChoice:
         self._shares: tuple[Sequence[int], list[float]] = ((), [])
         self._lasts = 0  # the shares hold for this many calls
 
-    def resize(self, shards: int) -> None:
-        """The pool now has this number of shards."""
-        more = max(0, shards - len(self._loads))
-        self._loads = [*self._loads[:shards], *[NO_LOAD] * more]
-        self._coming = [*self._coming[:shards], *[0] * more]
-        self._credit = [0.0] * shards
+    def resize(self, shards: Shards) -> None:
+        """The pool now has these shards."""
+        if shards == self._shards:
+            return
+        self._shards, count = shards, shards.count
+        more = max(0, count - len(self._loads))
+        self._loads = [*self._loads[:count], *[NO_LOAD] * more]
+        self._coming = [*self._coming[:count], *[0] * more]
+        self._credit = [0.0] * count
         self._lasts = 0
 
     def tell(self, shard: int, load: ShardLoad) -> None:
@@ -173,7 +162,9 @@ class ShardChoice:
         Each call goes to the shard that is most behind its share (`shares_of`): smoother than
         drawing. A call with a home goes there, unless it loses more time than moving costs.
         """
-        having = [s for s in shards if self._loads[s].replicas] or list(shards)
+        having = [s for s in shards if self._loads[s].replicas]
+        # Without any replica, calls wait where replicas will come first.
+        having = having or [s for s in shards if s < self._shards.owners] or list(shards)
         if len(having) == 1:
             return having[0]
         key, moving_s = _home_of(invocation, profile)

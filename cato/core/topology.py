@@ -14,6 +14,7 @@ from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.pool.prefill import MOST_S
 from cato.core.prices import NO_PRICES, Prices
 from cato.core.profile import Profile
+from cato.core.record import record
 from cato.core.reuse import ReuseLimits
 from cato.core.sign_in import SignInSpec
 
@@ -317,6 +318,22 @@ class PoolScaling:
     every_s: float = 1.0
 
 
+@record
+class Shards:
+    """The router shards of a pool: the first `owners` have replicas of their own, the `standby`
+    after them only while an owner is being restarted."""
+
+    owners: int = 1
+    standby: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.owners + self.standby
+
+
+ONE_SHARD = Shards()
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
     """All deployments that serve one model, possibly on different accelerators.
@@ -334,9 +351,13 @@ class PoolSpec:
     router_standby: bool = False
 
     @property
+    def shards(self) -> Shards:
+        return Shards(self.router_shards, int(self.router_standby))
+
+    @property
     def routers(self) -> int:
         """The number of its router actors, with the one that stands by."""
-        return self.router_shards + self.router_standby
+        return self.shards.count
 
     @property
     def may_be_empty(self) -> bool:

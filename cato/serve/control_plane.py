@@ -21,7 +21,6 @@ from cato.control.router import ReplicaRouter
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
 from cato.core.residency import card_time
-from cato.core.shards import Shards
 from cato.core.topology import PoolPolicies, PoolScaling, PoolSpec, Topology
 
 log = logging.getLogger("cato.control_plane")
@@ -77,7 +76,7 @@ class ControlPlane:
                 self._topology.event_log,
                 secret,
                 shard,
-                _shards(pool),
+                pool.shards,
             )
             if shard == 0 and pool.routers > 1:
                 secret = (await router.door.remote()).secret
@@ -112,7 +111,7 @@ class ControlPlane:
                     "configure",
                     self._policies_of_shard(pool),
                     pool.fastest(self._profiles),
-                    _shards(pool),
+                    pool.shards,
                 )
                 for pool in self._topology.pools
                 for router in _routers(pool)
@@ -151,10 +150,6 @@ class ControlPlane:
                 await self._count_cards()
             except (RayError, ValueError, TimeoutError) as error:
                 log.warning("a control actor does not answer: %r", error)
-
-
-def _shards(pool: PoolSpec) -> Shards:
-    return Shards(pool.router_shards, int(pool.router_standby))
 
 
 def _routers(pool: PoolSpec) -> list[str]:

@@ -17,8 +17,9 @@ from cato.core.ids import InvocationId, PoolName
 from cato.core.pool.prefixes import difference
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.record import changed
-from cato.core.shards import ShardChoice, ShardLoad
+from cato.core.shards import NO_LOAD, ShardChoice, ShardLoad
 from cato.core.snapshot import Invocation
+from cato.core.topology import Shards
 from cato.wire.link.connection import Connection, Handler, Passive
 
 log = logging.getLogger("cato.pools")
@@ -67,6 +68,18 @@ class _Shard(Passive):
         assert isinstance(note, ShardLoad)
         self._told(self.number, note)
 
+    def ended(self, peer: Connection) -> None:
+        if peer is self.link:
+            self._told(self.number, NO_LOAD)
+            if self.has_others:
+                self.connect()
+
+    def close(self, why: str) -> None:
+        """End the link for good."""
+        self.has_others = False
+        if self.link is not None:
+            self.link.close(why)
+
     async def _connect(self) -> None:
         try:
             self.link, self.secret = await self._dial(self.number, self)
@@ -77,6 +90,8 @@ class _Shard(Passive):
             await asyncio.sleep(RETRY_S)
         finally:
             self._connecting = None
+        if self.has_others:  # calls that wait in another shard may belong to this one
+            self.open()
 
 
 class LeaseLink:
@@ -100,22 +115,22 @@ class LeaseLink:
         """The secret of all links of the pool."""
         return next((s.secret for s in self._shards if s.secret), b"")
 
-    def resize(self, shards: int, profile: Profile) -> None:
-        """Set the number of shards; `profile` gives the cost of moving a call between them."""
+    def resize(self, shards: Shards, profile: Profile) -> None:
+        """Set the pool's shards; `profile` gives the cost of moving a call between them."""
         self._profile = profile
-        if shards == len(self._shards):
-            return
-        for gone in self._shards[shards:]:
-            if gone.link is not None:
-                gone.link.close("the pool has fewer shards")
-        more = range(len(self._shards), shards)
-        added = [_Shard(number, self._dial, self._hear) for number in more]
-        was_alone, self._shards = len(self._shards) == 1, [*self._shards[:shards], *added]
-        for shard in self._shards:
-            shard.has_others = shards > 1
-        if was_alone or shards == 1:  # a single shard need not tell its load
-            self._shards[0].tell(Follow(shards > 1))
         self._choice.resize(shards)
+        count = shards.count
+        if count == len(self._shards):
+            return
+        for gone in self._shards[count:]:
+            gone.close("the pool has fewer shards")
+        more = range(len(self._shards), count)
+        added = [_Shard(number, self._dial, self._hear) for number in more]
+        was_alone, self._shards = len(self._shards) == 1, [*self._shards[:count], *added]
+        for shard in self._shards:
+            shard.has_others = count > 1
+        if was_alone or count == 1:  # a single shard need not tell its load
+            self._shards[0].tell(Follow(count > 1))
 
     async def lease(self, invocation: Invocation, model: str = "") -> Leased:
         """Wait for a lease. Raise `CapacityError` when the router refuses or stays unreachable,
@@ -168,8 +183,7 @@ class LeaseLink:
     def close(self) -> None:
         """Close all links: the pool was removed."""
         for shard in self._shards:
-            if shard.link is not None:
-                shard.link.close("the pool was removed")
+            shard.close("the pool was removed")
 
     def _shard_for(self, invocation: Invocation) -> _Shard | None:
         """The connected shard that gets the call; None when none is connected."""

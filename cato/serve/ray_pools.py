@@ -304,7 +304,7 @@ class RayPools:
         routers = self._routers_of(pool)
         if pool.policies.scheduler != RAY_SERVE:
             link = self._lease_link(pool.name)
-            link.resize(pool.routers, self._profiles.get(pool.name, UNMEASURED))
+            link.resize(pool.shards, self._profiles.get(pool.name, UNMEASURED))
             link.open()
         async with asyncio.timeout(ANSWER_WITHIN_S):
             try:

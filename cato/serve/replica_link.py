@@ -11,8 +11,9 @@ from cato.control.links import DOOR_TRIES, RETRY_S, link_to_router, take
 from cato.control.messages import Generate, Joined, Stop, Told
 from cato.core.errors import LinkError
 from cato.core.ids import DeploymentName, PoolName
-from cato.core.shards import ONE_SHARD, Shards, homes_of
+from cato.core.shards import homes_of
 from cato.core.slots import SlotOrder
+from cato.core.topology import ONE_SHARD, Shards
 from cato.engines.base import EngineChunk
 from cato.serve.replica import Replica, Report
 from cato.wire.link.connection import Connection, Passive

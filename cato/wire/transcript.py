@@ -17,7 +17,7 @@ from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event
 from cato.wire.writers import WRITERS, writer_of
 
-# Streams of tool calls are read from time to time, so that they do not fill the memory.
+# Longer streams are read in between, so that they do not fill the memory.
 MAX_UNREAD_BYTES = 64 * 1024
 
 
@@ -30,47 +30,47 @@ class Transcript:
 
     endpoint: Endpoint
     asked: Mapping[str, Any]
-    _read: _Read = field(init=False)
+    _state: _State = field(init=False)
     _unread: list[tuple[bytes, str]] = field(default_factory=list)
     _unread_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self._read = _Read(self.endpoint, self.asked)
+        self._state = _State(self.endpoint, self.asked)
 
     def sent(self, raw: bytes, text: str) -> None:
         """Record the first engine's events and their text."""
         self._unread.append((raw, text))
         self._unread_bytes += len(raw)
         if self._unread_bytes > MAX_UNREAD_BYTES:
-            self._all()
+            self._up_to_date()
 
     @property
     def writer(self) -> AnswerWriter | None:
         """Continues the stream; None before its first bytes."""
-        return self._all().writer
+        return self._up_to_date().writer
 
     @property
     def has_thinking(self) -> bool:
-        return self._all().has_thinking
+        return self._up_to_date().has_thinking
 
     @property
     def calls(self) -> int:
         """Number of tool calls begun; the last may be incomplete."""
-        return self._all().calls
+        return self._up_to_date().calls
 
     @property
     def finish_reason(self) -> str:
         """The finish reason, once sent: then only the counts or the last event are missing."""
-        return self._all().finish_reason
+        return self._up_to_date().finish_reason
 
     @property
     def has_whole_calls(self) -> bool:
         """Whether the answer ends with a complete tool call, which the client can execute."""
-        return self._all().has_whole_calls
+        return self._up_to_date().has_whole_calls
 
     def more(self, delta: Delta) -> list[Event]:
         """Another engine's output, as events of this answer."""
-        self._all().note(delta)
+        self._up_to_date().note(delta)
         writer = self.writer
         assert writer is not None, "no event was sent yet: nothing to continue"
         match delta:
@@ -88,18 +88,18 @@ class Transcript:
         assert writer is not None, "no event was sent yet: nothing to end"
         return writer.closing(ending)
 
-    def _all(self) -> _Read:
-        """What was read, after reading the rest."""
+    def _up_to_date(self) -> _State:
+        """The state after all events, read if they were not yet."""
         for raw, text in self._unread:
-            self._read.add(raw, text)
+            self._state.add(raw, text)
         self._unread.clear()
         self._unread_bytes = 0
-        return self._read
+        return self._state
 
 
 @dataclass(slots=True)
-class _Read:
-    """What the events so far say; see `Transcript`."""
+class _State:
+    """What the events say that were read; see `Transcript`."""
 
     endpoint: Endpoint
     asked: Mapping[str, Any]

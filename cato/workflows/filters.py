@@ -203,7 +203,9 @@ def charged(name: str, function: Callable[..., Any], cheap: frozenset[str]) -> C
         for value in (*args, *kwargs.values()):
             charge(value)
         if name in _CALLING_PER_ITEM and args:
-            work.visit(args[0])
+            # Each part of an attribute such as `a.b,c` is looked up for every item.
+            texts = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, str)]
+            work.visit(args[0], 1 + sum(text.count(".") + text.count(",") for text in texts))
         first: dict[str, object] = {
             "context": context,
             "eval_context": context.eval_ctx,
@@ -248,7 +250,7 @@ _LOOKING_AT_ITEMS = words(
 )
 # Filters that call a Python function for every item: a hundred times as slow as reading it.
 _CALLING_PER_ITEM = words(
-    "dictsort groupby join map max min reject rejectattr select selectattr sort sum unique"
+    "dictsort groupby join map max min reject rejectattr select selectattr sort sum title unique"
 )
 LOOKING_AT_KIND = words(
     "boolean callable defined divisibleby escaped even false filter float integer iterable mapping "

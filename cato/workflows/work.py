@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sized
+from collections.abc import Generator, ItemsView, KeysView, Mapping, Sized, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -103,10 +103,10 @@ class Work:
         if isinstance(value, Sized):
             self.read(len(value))
 
-    def visit(self, value: object) -> None:
-        """Count a Python call for every item of `value`; a text's items are its characters."""
+    def visit(self, value: object, calls: int = 1) -> None:
+        """Count some Python calls for every item of `value`; a text's items are its characters."""
         if isinstance(value, Sized):
-            self.read(len(value) * _ITEM_CHARS)
+            self.read(len(value) * _ITEM_CHARS * calls)
 
     def output(self, chars: int) -> None:
         self._output_chars -= chars
@@ -134,6 +134,8 @@ def _weight(value: object, most: int) -> int:
             waiting.append(dict(part))
         elif isinstance(part, range):
             total += len(part)
+        elif isinstance(part, KeysView | ItemsView | ValuesView):
+            waiting.append(list(part))
     return total
 
 

@@ -134,6 +134,15 @@ async def test_what_waited_is_dealt_out_when_the_other_replicas_have_reported(cl
     await asyncio.sleep(0.05)  # a tick
     loads = [(r.held, r.queued) for r in (await router.picture()).replicas]
     assert loads == [(1, 2), (1, 2)]
+    # A router that stands by takes over more than once.
+    for id in ("a", "b"):
+        router.lose(ReplicaId(id), "went home")
+    await asyncio.sleep(0.05)
+    for id in ("a", "b"):
+        router.take(a_report(id))
+    await asyncio.sleep(0.05)
+    queued = [r.queued for r in (await router.picture()).replicas]
+    assert max(queued) - min(queued) <= 1
     for waiting in asked:
         waiting.cancel()
 

@@ -17,9 +17,9 @@ from cato.core.errors import LinkError
 from cato.core.events import ReplicaReported
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.profile import UNMEASURED
-from cato.core.shards import Shards, homes_of, shard_of
+from cato.core.shards import homes_of, shard_of
 from cato.core.slots import SlotOrder
-from cato.core.topology import PoolPolicies
+from cato.core.topology import PoolPolicies, Shards
 from cato.serve import replica_link
 from cato.serve.lease_link import LeaseLink
 from cato.serve.replica import Replica
@@ -98,7 +98,7 @@ async def shards(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 
 def a_link(shards: TwoShards) -> LeaseLink:
     link = LeaseLink(POOL, shards.dial)
-    link.resize(2, UNMEASURED)
+    link.resize(shards.sizes, UNMEASURED)
     return link
 
 

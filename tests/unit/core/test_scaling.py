@@ -394,8 +394,10 @@ def look(
     now_s: float = 5.0,
     leased: Iterable[str] = (),
     replicas: tuple[ReplicaSnapshot, ...] = (),
+    queued: int = 1,
 ) -> PoolDemand:
-    return meter.look(PoolPicture(A, now_s, 0, 0, 0, replicas), {InvocationId(i) for i in leased})
+    picture = PoolPicture(A, now_s, queued, 0, 0, replicas)
+    return meter.look(picture, {InvocationId(i) for i in leased})
 
 
 def test_arrivals_are_told_once_and_a_later_attempt_is_none() -> None:
@@ -431,6 +433,13 @@ def test_what_is_refused_is_no_demand() -> None:
     meter = a_meter(offered("1"))
     meter.refused(InvocationId("1"))
     assert look(meter).unfinished == {}
+
+
+def test_calls_whose_replicas_went_to_another_router_are_no_demand() -> None:
+    meter = a_meter(offered("1"), offered("2"))
+    assert look(meter, leased=["1"], queued=1).unfinished == {N: 2}
+    gone = look(meter, now_s=6.0, queued=0)
+    assert (gone.unfinished, gone.queued_s, gone.running) == ({}, 0.0, 0)
 
 
 def test_a_call_is_measured_from_its_offer_to_its_end() -> None:

@@ -18,7 +18,6 @@ from cato.core.shards import (
     NO_LOAD,
     ShardChoice,
     ShardLoad,
-    Shards,
     homes_of,
     load_now,
     merged,
@@ -26,7 +25,7 @@ from cato.core.shards import (
     shares_of,
 )
 from cato.core.snapshot import Invocation
-from cato.core.topology import PoolPolicies
+from cato.core.topology import PoolPolicies, Shards
 from cato.policies.registry import policies_of
 
 PROFILE = a_profile()

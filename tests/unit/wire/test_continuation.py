@@ -21,6 +21,7 @@ from cato.engines.base import EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine, simulated_text
 from cato.serve.continuation import Answer, can_continue
 from cato.serve.prompts import EngineCall
+from cato.wire import transcript
 from cato.wire.answer import Ending, Part, Text, Thinking, ToolCall
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, event_bytes, events_bytes
@@ -30,6 +31,19 @@ from cato.wire.transcript import deltas_of
 from cato.wire.writers import writer_of
 
 TOKENS = 14
+
+
+async def test_a_long_stream_is_read_in_between_and_continued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transcript, "MAX_UNREAD_BYTES", 300)
+    call = a_call(Endpoint.CHAT)
+    answer, sent = await with_losses(call, [9])
+    whole, unbroken = await with_losses(call, [])
+    assert (answer.text, answer.is_whole) == (whole.text, True)
+    said, expected = events_of(sent), events_of(unbroken)
+    assert told(call.endpoint, said) == told(call.endpoint, expected)
+    assert {event["id"] for event in said} == {said[0]["id"]}
 
 
 def a_call(

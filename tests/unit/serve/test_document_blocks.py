@@ -135,6 +135,7 @@ HOW: dict[str, Check | str] = {
     "checkers:": more_ingress_args,
     "  check:\n": "a part of a file; tests/unit/serve/test_nodes_checkers.py runs such a node",
     "name: code-generation-reviewed": CHECKED,
+    "pools:\n  coder-large:": models,
     "models:\n  small:": models,
     "models:\n  qwen-coder-7b:": models,
     "shared_pools:\n": shared_pool,

@@ -43,7 +43,7 @@ def status(address: Address = AUTO) -> None:
         "pool", "policies", "queued", "replica", "held / slots", "wait s", title="Pools"
     )
     for pool in topology.pools if topology else ():
-        routers = [actors.get(n) for n in actors.router_names(pool.name, pool.routers)]
+        routers = [actors.get(n) for n in actors.routers_of(pool)]
         picture = merged(pool.name, ray.get([r.picture.remote() for r in routers]))
         p = ray.get(routers[0].policies.remote())
         parts = (p.scheduler, p.routing, p.ordering, p.binding)

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cato.control.ray_private import ON_HEAD_NODE
+from cato.core.topology import PoolSpec
 from cato.telemetry import logs
 
 NAMESPACE = "cato"
@@ -38,6 +39,11 @@ def router_name(pool: str, shard: int = 0) -> str:
 def router_names(pool: str, shards: int) -> list[str]:
     """All shards of a pool's router."""
     return [router_name(pool, shard) for shard in range(shards)]
+
+
+def routers_of(pool: PoolSpec) -> list[str]:
+    """All shards of the pool's router, with the one that stands by."""
+    return router_names(pool.name, pool.shards.count)
 
 
 def host_agent_name(node_id: str) -> str:

@@ -41,7 +41,7 @@ class Found:
 
 async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
     """The replica with the least work."""
-    routers = actors.router_names(pool.name, pool.routers)
+    routers = actors.routers_of(pool)
     picture = merged(pool.name, [await actors.get(name).picture.remote() for name in routers])
     ready = [r for r in picture.replicas if r.deployment == spec.name and r.accepting]
     if not ready:

@@ -135,7 +135,7 @@ class ResourceProvisioner:
 
 async def _demand(pool: PoolSpec) -> PoolDemand | None:
     """Demand over all router shards; None if one does not answer: the pool is then not scaled."""
-    names = actors.router_names(pool.name, pool.routers)
+    names = actors.routers_of(pool)
     try:
         asked: list[Any] = [actors.get(name).demand.remote() for name in names]
         told: list[PoolDemand] = await asyncio.wait_for(asyncio.gather(*asked), ANSWER_WITHIN_S)
@@ -169,5 +169,5 @@ async def _tell_who_leaves(
             gone = before[name].running - served.running
             if gone:
                 pool = pool_of[name]
-                for router in actors.router_names(pool.name, pool.routers):
+                for router in actors.routers_of(pool):
                     await actors.get(router).left.remote(gone)

@@ -189,7 +189,8 @@ class ReplicaRouter:
         """Once after a time without replicas: early binding gave all calls to the first one."""
         if not self._core.replicas:
             self._has_dealt = False
-        if self._has_dealt or not self._core.replicas:
+            return
+        if self._has_dealt:
             return
         self._has_dealt = True
         policies = policies_of(self._names, self._profile, self._speeds)

@@ -355,11 +355,6 @@ class PoolSpec:
         return Shards(self.router_shards, int(self.router_standby))
 
     @property
-    def routers(self) -> int:
-        """The number of its router actors, with the one that stands by."""
-        return self.shards.count
-
-    @property
     def may_be_empty(self) -> bool:
         """Whether it may have no replicas without work; the first call then starts one."""
         return all(d.min_replicas == 0 for d in self.deployments)

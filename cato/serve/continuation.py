@@ -10,7 +10,7 @@ parsed and rewritten as part of the first attempt's stream (`cato.wire.transcrip
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -26,6 +26,8 @@ from cato.wire.transcript import Transcript, deltas_of, events_of, with_usage
 
 # vLLM's default `max_tokens` of a completion.
 _DEFAULT_LIMIT = 16
+# Longer streams are read in between, so that what is unread does not fill the memory.
+MAX_UNREAD_BYTES = 64 * 1024
 # Fields that rule out a continuation: positions and grammars count from the start of the answer.
 _FROM_THE_BEGINNING = (
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "response_format", "structured_outputs",
@@ -70,8 +72,11 @@ class Answer:
     finish_reason: str = ""
     has_output: bool = False  # text, or bytes without text such as a tool call
     is_whole: bool = False  # its end was sent too
-    # The stream as the client has it, for calls whose bytes are passed on.
+    # The stream as the client has it, for calls whose bytes are passed on; without the unread
+    # chunks: most streams end without a continuation, and nothing asks what was sent.
     _transcript: Transcript | None = None
+    _unread: list[EngineChunk] = field(default_factory=list)
+    _unread_bytes: int = 0
     # Text and tokens up to the last non-whitespace character.
     _solid_chars: int = 0
     _solid_tokens: int = 0
@@ -94,7 +99,18 @@ class Answer:
     @property
     def writer(self) -> AnswerWriter | None:
         """Writer that can extend the client's stream; None if no bytes are passed on."""
-        return self._transcript.writer if self._transcript is not None else None
+        sent = self._sent()
+        return None if sent is None else sent.writer
+
+    def _sent(self) -> Transcript | None:
+        """The stream as the client has it, with all chunks read."""
+        sent = self._transcript
+        if sent is not None:
+            for chunk in self._unread:
+                sent.sent(chunk.raw, chunk.text)
+            self._unread.clear()
+            self._unread_bytes = 0
+        return sent
 
     @property
     def extent(self) -> str:
@@ -105,7 +121,7 @@ class Answer:
         """Whether a lost attempt can be continued: the client has nothing yet, or only text."""
         if not self.has_output:
             return True
-        sent = self._transcript
+        sent = self._sent()
         if not can_continue(call) or (sent is not None and (sent.has_thinking or sent.calls)):
             return False
         return call.endpoint is not Endpoint.MESSAGES or _as_chat(call) is not None
@@ -121,7 +137,10 @@ class Answer:
         if self._goes_on:
             return self._more(chunk)
         if self._transcript is not None and chunk.raw:
-            self._transcript.sent(chunk.raw, chunk.text)
+            self._unread.append(chunk)
+            self._unread_bytes += len(chunk.raw)
+            if self._unread_bytes > MAX_UNREAD_BYTES:
+                self._sent()
         self._note(chunk)
         return [chunk]
 
@@ -131,7 +150,7 @@ class Answer:
         Another engine would write more than the first one had left to say. A whole tool call is an
         end: the client runs the tool and calls again.
         """
-        sent, reason = self._transcript, ""
+        sent, reason = self._sent(), ""
         if sent is not None:
             reason = sent.finish_reason or ("tool_calls" if sent.has_whole_calls else "")
         if not reason and self.output_tokens >= min(_limits(call).values(), default=inf):
@@ -147,7 +166,7 @@ class Answer:
 
     def _more(self, chunk: EngineChunk) -> list[EngineChunk]:
         """Rewrite a chunk of a later attempt as part of the first one's stream."""
-        sent = self._transcript
+        sent = self._sent()
         if sent is None:
             new = [replace(chunk, text=self._new(chunk.text))]
         else:

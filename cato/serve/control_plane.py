@@ -59,14 +59,14 @@ class ControlPlane:
         for pool in topology.pools:
             await self._create_routers(pool)
         await self._assert()  # ingresses learn of new pools before old routers end
-        actors.remove_routers_but([n for p in topology.pools for n in _routers(p)])
+        actors.remove_routers_but([n for p in topology.pools for n in actors.routers_of(p)])
         self._counted_at_s = time.monotonic()
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())
 
     async def _create_routers(self, pool: PoolSpec) -> None:
         """Create all router shards with one secret; an existing actor keeps its own."""
         secret = secrets.token_bytes(32)
-        for shard, name in enumerate(_routers(pool)):
+        for shard, name in enumerate(actors.routers_of(pool)):
             router = actors.create(
                 ReplicaRouter,
                 name,
@@ -78,7 +78,7 @@ class ControlPlane:
                 shard,
                 pool.shards,
             )
-            if shard == 0 and pool.routers > 1:
+            if shard == 0 and pool.shards.count > 1:
                 secret = (await router.door.remote()).secret
 
     def _policies_of_shard(self, pool: PoolSpec) -> PoolPolicies:
@@ -114,7 +114,7 @@ class ControlPlane:
                     pool.shards,
                 )
                 for pool in self._topology.pools
-                for router in _routers(pool)
+                for router in actors.routers_of(pool)
             ),
             tell(actors.PROFILER, "keep_receipts", self._topology.receipts_per_s),
             tell(
@@ -150,7 +150,3 @@ class ControlPlane:
                 await self._count_cards()
             except (RayError, ValueError, TimeoutError) as error:
                 log.warning("a control actor does not answer: %r", error)
-
-
-def _routers(pool: PoolSpec) -> list[str]:
-    return actors.router_names(pool.name, pool.routers)

@@ -117,7 +117,7 @@ class RayPools:
 
     def shards(self) -> Mapping[PoolName, int]:
         """Number of router shards of each pool with a known picture."""
-        return {name: self._specs[name].routers for name in self._pictures}
+        return {name: self._specs[name].shards.count for name in self._pictures}
 
     @property
     def deployed_args(self) -> Mapping[str, object] | None:
@@ -208,7 +208,7 @@ class RayPools:
 
     def _routers_of(self, pool: PoolSpec) -> list[Any]:
         """Router actors of all shards."""
-        names = actors.router_names(pool.name, pool.routers)
+        names = actors.routers_of(pool)
         for name in names:
             if name not in self._routers:
                 self._routers[name] = actors.get(name)
@@ -325,7 +325,7 @@ class RayPools:
                     self._told_left[deployment.name] = gone
 
     def _forget_routers(self, pool: PoolSpec) -> None:
-        for name in actors.router_names(pool.name, pool.routers):
+        for name in actors.routers_of(pool):
             self._routers.pop(name, None)
 
     async def _learn_template(self, pool: PoolSpec) -> None:

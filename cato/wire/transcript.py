@@ -17,60 +17,49 @@ from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event
 from cato.wire.writers import WRITERS, writer_of
 
-# Longer streams are read in between, so that they do not fill the memory.
-MAX_UNREAD_BYTES = 64 * 1024
-
 
 @dataclass(slots=True)
 class Transcript:
-    """The events of the answer to the body `asked`, in the dialect of `endpoint`.
-
-    They are read when something asks about them: most streams end without that.
-    """
+    """The events of the answer to the body `asked`, in the dialect of `endpoint`."""
 
     endpoint: Endpoint
     asked: Mapping[str, Any]
-    _state: _State = field(init=False)
-    _unread: list[tuple[bytes, str]] = field(default_factory=list)
-    _unread_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self._state = _State(self.endpoint, self.asked)
-
-    def sent(self, raw: bytes, text: str) -> None:
-        """Record the first engine's events and their text."""
-        self._unread.append((raw, text))
-        self._unread_bytes += len(raw)
-        if self._unread_bytes > MAX_UNREAD_BYTES:
-            self._up_to_date()
-
-    @property
-    def writer(self) -> AnswerWriter | None:
-        """Continues the stream; None before its first bytes."""
-        return self._up_to_date().writer
-
-    @property
-    def has_thinking(self) -> bool:
-        return self._up_to_date().has_thinking
-
-    @property
-    def calls(self) -> int:
-        """Number of tool calls begun; the last may be incomplete."""
-        return self._up_to_date().calls
-
-    @property
-    def finish_reason(self) -> str:
-        """The finish reason, once sent: then only the counts or the last event are missing."""
-        return self._up_to_date().finish_reason
+    has_thinking: bool = False
+    # Number of tool calls begun; the last may be incomplete.
+    calls: int = 0
+    # The finish reason, once sent: then only the counts or the last event are missing.
+    finish_reason: str = ""
+    # Continues the stream; None before its first bytes.
+    writer: AnswerWriter | None = None
+    _is_call_ended: bool = False
+    _arguments: list[str] = field(default_factory=list)
 
     @property
     def has_whole_calls(self) -> bool:
         """Whether the answer ends with a complete tool call, which the client can execute."""
-        return self._up_to_date().has_whole_calls
+        return self.calls > 0 and (self._is_call_ended or _is_object("".join(self._arguments)))
+
+    def sent(self, raw: bytes, text: str) -> None:
+        """Record the first engine's events and their text."""
+        if self.writer is not None and self.writer.is_plain(raw):
+            self.writer.adopt_text(text, raw.count(b"\n\n"))
+            return
+        for event in events_of(raw):
+            writer = self.writer = self.writer or self._new_writer()
+            for delta in writer.deltas(event):
+                self._note(delta)
+            if event.get("type") in writer.ends_of_parts:
+                self._is_call_ended = self.calls > 0
+            self.finish_reason = self.finish_reason or writer.finish_reason(event)
+            writer.adopt(event)
+
+    def _new_writer(self) -> AnswerWriter:
+        # It takes ids, model and time from the engine's events; its own are never sent.
+        return writer_of(self.endpoint, "", "", 0, self.asked)
 
     def more(self, delta: Delta) -> list[Event]:
         """Another engine's output, as events of this answer."""
-        self._up_to_date().note(delta)
+        self._note(delta)
         writer = self.writer
         assert writer is not None, "no event was sent yet: nothing to continue"
         match delta:
@@ -84,51 +73,10 @@ class Transcript:
                 return writer.arguments(text)
 
     def closing(self, ending: Ending) -> list[Event]:
-        writer = self.writer
-        assert writer is not None, "no event was sent yet: nothing to end"
-        return writer.closing(ending)
+        assert self.writer is not None, "no event was sent yet: nothing to end"
+        return self.writer.closing(ending)
 
-    def _up_to_date(self) -> _State:
-        """The state after all events, read if they were not yet."""
-        for raw, text in self._unread:
-            self._state.add(raw, text)
-        self._unread.clear()
-        self._unread_bytes = 0
-        return self._state
-
-
-@dataclass(slots=True)
-class _State:
-    """What the events say that were read; see `Transcript`."""
-
-    endpoint: Endpoint
-    asked: Mapping[str, Any]
-    has_thinking: bool = False
-    calls: int = 0
-    finish_reason: str = ""
-    writer: AnswerWriter | None = None
-    _is_call_ended: bool = False
-    _arguments: list[str] = field(default_factory=list)
-
-    @property
-    def has_whole_calls(self) -> bool:
-        return self.calls > 0 and (self._is_call_ended or _is_object("".join(self._arguments)))
-
-    def add(self, raw: bytes, text: str) -> None:
-        if self.writer is not None and self.writer.is_plain(raw):
-            self.writer.adopt_text(text, raw.count(b"\n\n"))
-            return
-        for event in events_of(raw):
-            # It takes ids, model and time from the engine's events; its own are never sent.
-            writer = self.writer = self.writer or writer_of(self.endpoint, "", "", 0, self.asked)
-            for delta in writer.deltas(event):
-                self.note(delta)
-            if event.get("type") in writer.ends_of_parts:
-                self._is_call_ended = self.calls > 0
-            self.finish_reason = self.finish_reason or writer.finish_reason(event)
-            writer.adopt(event)
-
-    def note(self, delta: Delta) -> None:
+    def _note(self, delta: Delta) -> None:
         match delta:
             case Thinking():
                 self.has_thinking = True

@@ -206,13 +206,14 @@ def charged(name: str, function: Callable[..., Any], cheap: frozenset[str]) -> C
             # Each part of an attribute such as `a.b,c` is looked up for every item.
             texts = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, str)]
             work.visit(args[0], 1 + sum(text.count(".") + text.count(",") for text in texts))
-        first: dict[str, object] = {
-            "context": context,
-            "eval_context": context.eval_ctx,
-            "environment": context.environment,
-        }
-        before = () if passed is None else (first[passed.name],)
-        result = function(*before, *args, **kwargs)
+        if passed is not None:
+            first: dict[str, object] = {
+                "context": context,
+                "eval_context": context.eval_ctx,
+                "environment": context.environment,
+            }
+            args = (first[passed.name], *args)
+        result = function(*args, **kwargs)
         return list(result) if isinstance(result, Iterator) else result
 
     return charged

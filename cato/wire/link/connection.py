@@ -304,49 +304,46 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, kind: int, number: int, asked: object) -> None:
         served = _Served()
-        run = self._answer(number, asked) if kind == _ASK else self._stream(served, number, asked)
+        run = self._run(kind, served, number, asked)
         served.task = asyncio.get_running_loop().create_task(run)
         self._served[number] = served
 
-    async def _answer(self, number: int, asked: object) -> None:
+    async def _run(self, kind: int, served: _Served, number: int, asked: object) -> None:
+        """Serve a call; send its error to the other end."""
         try:
-            data = self._codec.pack(await self._handler.answer(self, asked))
-            if self.is_open:
-                self._write(_ANSWER, number, data)
-        except BaseException as error:
+            if kind == _ASK:
+                await self._answer(number, asked)
+            else:
+                await self._stream(served, number, asked)
+        except CatoError as error:
             self._fail(number, error)
+        except asyncio.CancelledError:
+            # Ignored by the other end if it cancelled the call itself.
+            self._fail(number, LinkError(self.name, "the call was cancelled there"))
+            raise
+        except Exception as error:
+            log.exception("link %s: a call failed", self.name)
+            self._fail(number, LinkError(self.name, f"the call failed: {error!r}"))
         finally:
             self._served.pop(number, None)
+
+    async def _answer(self, number: int, asked: object) -> None:
+        data = self._codec.pack(await self._handler.answer(self, asked))
+        if self.is_open:
+            self._write(_ANSWER, number, data)
 
     async def _stream(self, served: _Served, number: int, asked: object) -> None:
-        try:
-            async with contextlib.aclosing(self._handler.stream(self, asked)) as items:
-                async for item in items:
-                    data = self._codec.pack(item)
-                    await served.room()
-                    served.ahead += len(data)
-                    if self.is_open:
-                        self._write(_ITEM, number, data)
-            if self.is_open:
-                self._write(_END, number)
-        except BaseException as error:
-            self._fail(number, error)
-        finally:
-            self._served.pop(number, None)
+        async with contextlib.aclosing(self._handler.stream(self, asked)) as items:
+            async for item in items:
+                data = self._codec.pack(item)
+                await served.room()
+                served.ahead += len(data)
+                if self.is_open:
+                    self._write(_ITEM, number, data)
+        if self.is_open:
+            self._write(_END, number)
 
-    def _fail(self, number: int, error: BaseException) -> None:
-        """Send the error of a served call to the other end; raise it if it is no `Exception`."""
-        if isinstance(error, CatoError):
-            self._send_error(number, error)
-        elif isinstance(error, Exception):
-            log.exception("link %s: a call failed", self.name)
-            self._send_error(number, LinkError(self.name, f"the call failed: {error!r}"))
-        else:
-            # Ignored by the other end if it cancelled the call itself.
-            self._send_error(number, LinkError(self.name, "the call was cancelled there"))
-            raise error
-
-    def _send_error(self, number: int, error: CatoError) -> None:
+    def _fail(self, number: int, error: CatoError) -> None:
         if not self.is_open:
             return
         try:

@@ -11,13 +11,14 @@ import psutil
 import pytest
 import yaml
 from ingress_kit import COMPLETION, a_fast_pool, running
+from ray._private.utils import get_ray_address_file
 from typer.testing import CliRunner, Result
 
 import cato
 from cato.cli import app
 from cato.cli.client import DEFAULT_URL, _served
 from cato.cli.cluster import served_here
-from cato.cli.serve import forget_ended_cluster
+from cato.cli.serve import forget_ended_cluster, ray_address_file
 from cato.config.lines import with_lines
 from cato.core.errors import Problem
 from cato.serve import served
@@ -39,6 +40,7 @@ def test_the_version_is_told() -> None:
 
 
 def test_ray_does_not_wait_for_a_cluster_that_was_killed(tmp_path: Path) -> None:
+    assert str(ray_address_file()) == get_ray_address_file(None)
     noted, said = tmp_path / "ray_current_cluster", list[str]()
     forget_ended_cluster(noted, said.append)  # nothing is noted
     with socket.create_server(("127.0.0.1", 0)) as listener:

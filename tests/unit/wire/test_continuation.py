@@ -19,9 +19,9 @@ from cato.core.ids import ModelName
 from cato.core.topology import EngineSpec
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine, simulated_text
+from cato.serve import continuation
 from cato.serve.continuation import Answer, can_continue
 from cato.serve.prompts import EngineCall
-from cato.wire import transcript
 from cato.wire.answer import Ending, Part, Text, Thinking, ToolCall
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, event_bytes, events_bytes
@@ -36,7 +36,7 @@ TOKENS = 14
 async def test_a_long_stream_is_read_in_between_and_continued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transcript, "MAX_UNREAD_BYTES", 300)
+    monkeypatch.setattr(continuation, "MAX_UNREAD_BYTES", 300)
     call = a_call(Endpoint.CHAT)
     answer, sent = await with_losses(call, [9])
     whole, unbroken = await with_losses(call, [])

@@ -274,6 +274,7 @@ class Connection(asyncio.Protocol):
                 return  # it has just ended
             if kind == _CANCEL:
                 served.task.cancel()
+                del self._served[number]  # a task that never began does not do this itself
             else:
                 served.grant(int.from_bytes(payload, "big"))
         else:

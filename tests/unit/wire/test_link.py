@@ -46,8 +46,10 @@ class Echo(Passive):
         self.cancelled = asyncio.Event()
         self.peers_gone = asyncio.Event()
         self.noted: asyncio.Queue[object] = asyncio.Queue()
+        self.peer: Connection | None = None
 
     async def answer(self, peer: Connection, asked: object) -> object:
+        self.peer = peer
         match asked:
             case "refuse":
                 raise CapacityError("p", "full", 2.5)
@@ -194,6 +196,20 @@ async def test_giving_up_cancels_at_the_other_end(listener: Listener, echo: Echo
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(mine.ask("hang"), 0.05)
         await asyncio.wait_for(echo.cancelled.wait(), 5)
+
+
+async def test_a_call_that_is_given_up_at_once_leaves_nothing(
+    listener: Listener, echo: Echo
+) -> None:
+    """The call and its cancellation arrive together: the task there never runs."""
+    async with link(listener.address) as mine:
+        given_up = asyncio.create_task(mine.ask("hang"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert await mine.ask("who") == "who"
+        assert not echo.cancelled.is_set()
+        assert echo.peer is not None
+        assert not echo.peer._served
 
 
 async def test_a_stream_that_is_left_ends_at_the_other_end(listener: Listener, echo: Echo) -> None:

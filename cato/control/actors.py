@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cato.control.collector import spare_collector
 from cato.control.ray_private import ON_HEAD_NODE
 from cato.core.topology import PoolSpec
 from cato.telemetry import logs
@@ -59,7 +60,7 @@ def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
     if host is not None:
         place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(host, soft=False)}
     return (
-        ray.remote(_with_logs(cls))
+        ray.remote(_with_process(cls))
         .options(
             name=name,
             namespace=NAMESPACE,
@@ -74,13 +75,14 @@ def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
     )
 
 
-def _with_logs(cls: type) -> type:
-    """`cls`, with CATO's log format set up in its process."""
+def _with_process(cls: type) -> type:
+    """`cls`, with CATO's log format and a sparing garbage collector in its process."""
 
     class Logged(cls):  # type: ignore[misc]
         def __init__(self, *args: object) -> None:
             logs.set_up()
             super().__init__(*args)
+            spare_collector()
 
     Logged.__name__, Logged.__qualname__ = cls.__name__, cls.__qualname__
     return Logged

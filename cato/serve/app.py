@@ -17,6 +17,7 @@ from cato.config.engines import ray_actor_options
 from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs
+from cato.control.collector import spare_collector
 from cato.control.ray_private import check_ray_version, http_host
 from cato.core.demand import CallsBefore, calls_before
 from cato.core.ids import DeploymentName, NodeId, TaskName
@@ -180,6 +181,7 @@ class Ingress:
         self._drain = Drain(run_dir())
         self._draining = asyncio.get_running_loop().create_task(self._drain.follow())
         self._app = self._made_app()
+        spare_collector()
 
     def _take_workflows(self) -> None:
         workflows = self._files.workflows

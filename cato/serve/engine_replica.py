@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from cato.config.places import run_dir
 from cato.control import actors
+from cato.control.collector import spare_collector
 from cato.control.host_agent import zygote_socket_of
 from cato.control.messages import Generate
 from cato.control.staged import Staged
@@ -84,6 +85,7 @@ class EngineReplica:
         loop = asyncio.get_running_loop()
         for task in (self._holding.keep_forever(), self._link.keep_forever(self._replica)):
             self._tasks.append(loop.create_task(task))
+        spare_collector()
 
     async def _begin(self, own: OwnModel) -> None:
         """Start the engine of a single-model pool."""

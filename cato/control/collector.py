@@ -1,0 +1,19 @@
+"""Python's garbage collector in the processes that every call passes through."""
+
+from __future__ import annotations
+
+import gc
+
+# New container objects before a collection: Python's default of 700 is one small call's.
+YOUNG_OBJECTS = 10_000
+
+
+def spare_collector() -> None:
+    """Stop collecting what start-up has made, and collect new objects less often.
+
+    Imports leave 250,000 objects (Ray, FastAPI, Pydantic) that live as long as the process. To
+    walk them all takes 150 ms, in which no token moves. Call this at the end of start-up.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])

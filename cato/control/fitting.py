@@ -26,6 +26,15 @@ def needs_forest(due: Due) -> bool:
     return any(len(samples) >= MIN_FOREST_SAMPLES for samples, _ in due.values())
 
 
+def has_first_forest(due: Due, lengths: OutputLengths) -> bool:
+    """Whether a key of `due` has enough samples for a forest, and had not when `lengths` was
+    fitted."""
+    before = {key: known.seen for key, known in lengths.keys.items()}
+    return any(
+        len(samples) >= MIN_FOREST_SAMPLES > before.get(key, 0) for key, (samples, _) in due.items()
+    )
+
+
 def refitted_apart(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
     """`refitted` in a subprocess. Blocks; raise `OSError` or `SubprocessError` when the
     subprocess fails."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cato.control.fitting import needs_forest, refitted_apart
+from cato.control.fitting import has_first_forest, needs_forest, refitted_apart
 from cato.core.administration import AuditEntry, Change
 from cato.core.budgets import NodeEstimate
 from cato.core.estimates import Baselines, PredictionErrors
@@ -55,9 +55,10 @@ KEPT_REACTIONS = 32
 # Passed-through calls vary too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
 # Refitting costs milliseconds per node, in a thread; forests cost some seconds of one core, in a
-# subprocess.
+# subprocess. A first forest comes soon; the next ones may take one percent of a core.
 RELEARN_S = 5.0
-REGROW_S = 60.0
+GROW_S = 60.0
+REGROW_S = 300.0
 SEED = 0
 # Maximum age of the API keys handed to all ingress replicas.
 ACCESS_AGE_S = 0.5
@@ -405,7 +406,8 @@ class Profiler:
             return
         due = self._length_history.due(self._lengths)
         grows = needs_forest(due)
-        if grows and now_s - self._grown_at_s < REGROW_S:
+        wait_s = GROW_S if has_first_forest(due, self._lengths) else REGROW_S
+        if grows and now_s - self._grown_at_s < wait_s:
             due = {key: seen for key, seen in due.items() if not needs_forest({key: seen})}
             grows = False
         if not due and not self._new_runs:

@@ -14,12 +14,13 @@ from store_kit import a_receipt
 
 from cato.cli.serve import EAGER, QUIET
 from cato.control import profiler as profiler_actor
-from cato.control.fitting import refitted_apart
+from cato.control.fitting import has_first_forest, refitted_apart
 from cato.control.profiler import Profiler
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import SlaReceipt
 from cato.estimators.output_lengths import (
     KEPT_SAMPLES,
+    MIN_FOREST_SAMPLES,
     Due,
     LengthHistory,
     LengthSample,
@@ -52,6 +53,16 @@ def test_what_is_learnt_apart_is_what_would_be_learnt_here() -> None:
     for tokens in (50, 1_000, 3_000):
         asked = (TASK, NODE, "m", features_of(Asked(tokens)), 10_000)
         assert apart.belief(*asked) == here.belief(*asked)
+
+
+def test_only_the_first_forest_of_a_node_is_urgent() -> None:
+    nothing = OutputLengths()
+    assert not has_first_forest(some_due(MIN_FOREST_SAMPLES - 1), nothing)
+    assert has_first_forest(some_due(MIN_FOREST_SAMPLES), nothing)
+    quantiles = refitted(nothing, some_due(MIN_FOREST_SAMPLES - 1), 1, 0)
+    assert has_first_forest(some_due(MIN_FOREST_SAMPLES), quantiles)
+    grown = refitted(nothing, some_due(MIN_FOREST_SAMPLES), 1, 0)
+    assert not has_first_forest(some_due(2 * MIN_FOREST_SAMPLES), grown)
 
 
 def test_growing_forests_leaves_nothing_in_the_process() -> None:

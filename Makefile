@@ -37,14 +37,16 @@ check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 	@$(BIN)/python -m pytest -q -n auto -m 'not slow' tests/unit tests/arch tests/sim
 
 # The soak sleeps for most of its five minutes, so one worker more than cores runs the other tests.
-# Live tests kill processes and race with them on shared cores: failed tests run once more against a
+# Live tests wait for other processes half of the time: two groups of them run beside each other.
+# They kill processes and race with them on shared cores: failed tests run once more against a
 # new application, and both outcomes are printed. A test that fails twice fails.
+BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 test: lint  ## check with slow tests, then live tests on a local Ray with real vLLM (minutes)
 	$(say) 'unit and simulator tests, with slow ones; beside them, installing clients for live tests'
 	@nice $(BIN)/python tests/live/clients/installed.py > /dev/null 2>&1 &
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/unit tests/arch tests/sim
 	$(say) 'live tests'
-	@$(BIN)/python -m pytest -q tests/live || { printf '\033[1m==> failed tests once more\033[0m\n'; \
+	@$(BIN)/python -m pytest -q $(BESIDE) tests/live || { printf '\033[1m==> failed tests once more\033[0m\n'; \
 	    $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/live; }
 
 agents: $(STAMP)  ## run six coding agents against CATO; installs them (2.2 GB in .cache)

@@ -21,12 +21,50 @@ ROOT = Path(__file__).resolve().parents[2]
 LIVE_TIMEOUT_S = 400
 
 
+# What starts a Ray or engines of its own, the slowest first. It runs before the shared cluster
+# starts, as that cluster's processes take part of the cores even while it is idle.
+SLOWEST = (
+    "test_serve_cli.py",
+    "test_accelerator.py",
+    "test_conversations_vllm.py",
+    "clients",
+    "test_hosts.py",
+    "test_engines_vllm.py",
+    "agents",
+    "test_bench_live.py",
+)
+# Short files without the shared cluster run beside those that use it.
+SHORT = ("test_wheel.py", "test_sign_in_live.py", "test_swap.py", "test_continuation_vllm.py")
+
+
+def needs_cluster(item: pytest.Item) -> bool:
+    return "cluster" in getattr(item, "fixturenames", ())
+
+
+def group(item: pytest.Item) -> str:
+    """The tests of a group share an application, a folder's or a file's; one process runs them."""
+    if needs_cluster(item):
+        return "cluster"
+    return item.path.stem if item.path.parent.name == "live" else item.path.parent.name
+
+
+def turn(item: pytest.Item) -> int:
+    """A test's place in the order of groups."""
+    if needs_cluster(item):
+        return len(SLOWEST) + 1
+    for i, name in enumerate(SLOWEST):
+        if name in item.path.parts:
+            return i
+    return len(SLOWEST) + (2 if item.path.name in SHORT else 0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
-    # The shared cluster's processes take part of the cores even while it is idle: it starts last.
-    items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
+    items.sort(key=turn)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def test_cato_serve_tells_why_a_pool_cannot_come_up_and_ends(
     args = config["applications"][0]["args"]
     args["models"]["simulated-1.5b"]["source"] = str(tmp_path / "weights")
     deployment = args["pools"]["coder-fast"]["deployments"]["fast-simulated"]
-    deployment["engine"] = {"kind": "vllm", "max_num_seqs": 4}
+    deployment["engine"] = {"kind": "vllm", "zygote": True, "max_num_seqs": 4}
     path.write_text(yaml.safe_dump(config))
     said = subprocess.run(
         [str(BIN / "cato"), "serve", str(path)],
@@ -219,11 +219,12 @@ def ray_head(tmp_path: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
         except httpx.HTTPError:
             time.sleep(0.5)
     yield env
-    head.send_signal(signal.SIGTERM)
-    try:
-        head.wait(30)
-    except subprocess.TimeoutExpired:
-        os.killpg(head.pid, signal.SIGKILL)
+    processes = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
+    head.terminate()
+    _, left = psutil.wait_procs(processes, timeout=5)
+    for process in left:
+        process.kill()
+    head.wait()
 
 
 def test_serve_deploy_on_a_cluster_and_policies_that_change_without_a_restart(

@@ -425,7 +425,7 @@ class _Draft:
     def _check_names(self, where: str, names: frozenset[str], known: Collection[str]) -> None:
         for name in sorted(names.difference(known)):
             if name in self.needs:
-                if self._has_unknown_needs(where.split(".")[1]):
+                if self._has_unknown_needs(where):
                     continue  # its `needs` may have misspelt this very name
                 rule = f"uses node {name!r}, which may not have run before: add it to `needs`"
             elif name in ITEM_NAMES:
@@ -481,7 +481,10 @@ class _Draft:
             return text.replace("\r\n", "\n")
         return None
 
-    def _has_unknown_needs(self, id: str) -> bool:
+    def _has_unknown_needs(self, where: str) -> bool:
+        """Whether the node that has `where`, or one before it, needs a node that does not exist."""
+        # Ids with a dot were reported, and are here all the same.
+        id = max((n for n in self.needs if where.startswith(f"nodes.{n}.")), key=len)
         return any(n not in self.needs for a in (id, *self.ancestors[id]) for n in self.needs[a])
 
     # Words

@@ -47,6 +47,20 @@ output: fix else draft
 """
 
 
+def test_an_id_with_a_dot_is_reported_beside_the_names_in_its_templates(tmp_path: Path) -> None:
+    data = yaml.safe_load(A_WORKFLOW)
+    data["nodes"]["0.draft"] = {
+        **data["nodes"].pop("draft"),
+        "needs": [],
+        "prompt": "{{ parse.ok }}",
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_workflow(a_file(tmp_path, yaml.safe_dump(data)))
+    found = {problem.path: problem.rule for problem in caught.value.problems}
+    assert "nodes.0.draft" in found
+    assert "'parse', which may not have run before" in found["nodes.0.draft.prompt"]
+
+
 @pytest.mark.parametrize(
     ("key", "text", "rule"),
     [

@@ -40,7 +40,7 @@ check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 # Live tests wait for other processes half of the time: two groups of them run beside each other.
 # They kill processes and race with them on shared cores: failed tests run once more against a
 # new application, and both outcomes are printed. A test that fails twice fails.
-BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+BESIDE := -n 2 --dist loadscope --no-loadscope-reorder
 test: lint  ## check with slow tests, then live tests on a local Ray with real vLLM (minutes)
 	$(say) 'unit and simulator tests, with slow ones; beside them, installing clients for live tests'
 	@nice $(BIN)/python tests/live/clients/installed.py > /dev/null 2>&1 &

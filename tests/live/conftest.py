@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from cato.serve.ports import free_port
 
@@ -21,9 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LIVE_TIMEOUT_S = 400
 
 
-# What starts a Ray or engines of its own, the slowest first. It runs before the shared cluster
-# starts, as that cluster's processes take part of the cores even while it is idle.
-SLOWEST = (
+# Files and folders in the order in which they run. First what starts a Ray or engines of its own,
+# the slowest first. The processes of the shared cluster take part of the cores even while it is
+# idle, so it starts late, and short files run beside it.
+OWN = (
     "test_serve_cli.py",
     "test_accelerator.py",
     "test_conversations_vllm.py",
@@ -32,39 +35,54 @@ SLOWEST = (
     "test_engines_vllm.py",
     "agents",
     "test_bench_live.py",
+    "test_engine_scheduler_vllm.py",
 )
-# Short files without the shared cluster run beside those that use it.
-SHORT = ("test_wheel.py", "test_sign_in_live.py", "test_swap.py", "test_continuation_vllm.py")
+SHARED = (
+    "test_adapters.py",
+    "test_clients_sdk.py",
+    "test_control_plane.py",
+    "test_documents.py",
+    "test_ingresses.py",
+    "test_live_sessions.py",
+    "test_losses.py",
+    "test_main_job.py",
+    "test_operate.py",
+    "test_profile.py",
+    "test_router_shards.py",
+    "test_scaling.py",
+    "test_shared_pool.py",
+    "test_tasks.py",
+    "test_the_same_decisions.py",
+)
+ORDER = {name: place for place, name in enumerate((*OWN, *SHARED))}
 
 
-def needs_cluster(item: pytest.Item) -> bool:
-    return "cluster" in getattr(item, "fixturenames", ())
+def entry(nodeid: str) -> str:
+    """The file or folder of `tests/live` that has a test."""
+    return nodeid.partition("::")[0].removeprefix("tests/live/").partition("/")[0]
 
 
-def group(item: pytest.Item) -> str:
-    """The tests of a group share an application, a folder's or a file's; one process runs them."""
-    if needs_cluster(item):
-        return "cluster"
-    return item.path.stem if item.path.parent.name == "live" else item.path.parent.name
+class Groups(LoadScopeScheduling):
+    """Tests that share an application run in one process: those of a file or folder, and those of
+    `SHARED`. (`--dist loadgroup` of pytest-xdist 3.8 does nothing with pytest 9.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        name = entry(nodeid)
+        return "shared" if name in SHARED else name
 
 
-def turn(item: pytest.Item) -> int:
-    """A test's place in the order of groups."""
-    if needs_cluster(item):
-        return len(SLOWEST) + 1
-    for i, name in enumerate(SLOWEST):
-        if name in item.path.parts:
-            return i
-    return len(SLOWEST) + (2 if item.path.name in SHORT else 0)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
+    return Groups(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
-    items.sort(key=turn)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
+        name = entry(item.nodeid)
+        if "cluster" in getattr(item, "fixturenames", ()) and name not in SHARED:
+            raise pytest.UsageError(f"{name} uses the shared cluster: add it to `SHARED`")
+    items.sort(key=lambda item: ORDER.get(entry(item.nodeid), len(ORDER)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -52,6 +51,9 @@ EAGER = {"RAY_worker_niceness": "0"}
 # A replica that failed to start twice fails again. Serve's default is three tries, each as long as
 # an engine's start.
 GIVE_UP = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "2"}
+# Without an address Serve joins any Ray that it finds on this host and replaces its applications,
+# or waits for minutes for one that was killed.
+OWN_RAY = "local"
 DEFAULT_FILE = "deployments/local-cpu.yaml"
 START_TIMEOUT_S = 900.0
 # Together with Serve's own shutdown this stays within the 90 s of the Compose file.
@@ -77,7 +79,10 @@ def serve(
         float, typer.Option(min=0, help="Seconds that running requests get to finish on a stop.")
     ] = DRAIN_S,
 ) -> None:
-    """Run a deployment file on this machine until Ctrl-C; prints its URL when ready."""
+    """Run a deployment file on this machine until Ctrl-C; prints its URL when ready.
+
+    It starts a Ray of its own, unless RAY_ADDRESS names one.
+    """
     deploy = checked(file)
     for problem in with_lines(problems_of_names(deploy)):
         console.print(f"note: {problem}", style="yellow", markup=False, highlight=False)
@@ -90,7 +95,6 @@ def serve(
         path.write_text(yaml.safe_dump({**deploy.raw, "http_options": options}), encoding="utf-8")
     url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
     _check_free(url)
-    forget_ended_cluster(ray_address_file(), console.print)
     mark = new_mark()
     env = GIVE_UP | QUIET | EAGER | os.environ | {MARK_VARIABLE: mark}
     if transport:
@@ -103,9 +107,19 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _as_interrupt)
     log_path = run_dir() / "serve.log"
+    address = os.environ.get("RAY_ADDRESS") or OWN_RAY
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ray.serve.scripts", "run", str(path)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "ray.serve.scripts",
+                "run",
+                "--address",
+                address,
+                str(path),
+            ],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -215,24 +229,6 @@ def _check_free(url: str) -> None:
             "Ray cluster: `cato down`) or change http_options.port."
         )
     raise typer.Exit(2)
-
-
-def ray_address_file() -> Path:
-    """Where Ray notes the address of the cluster that it started last on this machine."""
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    return Path(folder) / "ray" / "ray_current_cluster"
-
-
-def forget_ended_cluster(noted: Path, say: Callable[[str], object]) -> None:
-    """Remove Ray's note of a cluster that was killed: a new Ray would wait for it for minutes."""
-    with contextlib.suppress(OSError, ValueError):
-        address = noted.read_text().strip()
-        host, _, gcs_port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(gcs_port)), timeout=2).close()
-        except ConnectionRefusedError:
-            noted.unlink()
-            say(f"The Ray cluster at {address} was killed; its note in {noted} was removed.")
 
 
 def _is_taken(url: str) -> bool:

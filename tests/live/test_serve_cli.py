@@ -69,8 +69,16 @@ def complete(url: str) -> dict[str, Any]:
 def test_cato_serve_says_where_it_answers_and_ends_after_its_streams(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
-    """Piped, on a port of the command line; other commands find it, and its cluster."""
+    """Piped, on a port of the command line; other commands find it, and its cluster.
+
+    A Ray that is said to run on this host is left alone.
+    """
     port = free_port()
+    another = socket.create_server(("127.0.0.1", 0))  # answers nothing
+    env["RAY_TMPDIR"] = env["CATO_RUN_DIR"]
+    noted = Path(env["RAY_TMPDIR"]) / "ray" / "ray_current_cluster"
+    noted.parent.mkdir()
+    noted.write_text(f"127.0.0.1:{another.getsockname()[1]}")
     process = subprocess.Popen(
         [str(BIN / "cato"), "serve", str(simulated_file(tmp_path, 1)), "--port", str(port)],
         env=env,
@@ -113,6 +121,7 @@ def test_cato_serve_says_where_it_answers_and_ends_after_its_streams(
         if not streamed:
             process.terminate()
         process.communicate(timeout=120)
+        another.close()
     assert streamed.endswith("data: [DONE]\n\n")
     assert f"http://127.0.0.1:{port}" in said
     assert re.search(r"\[ +\d+ s\] ", said), "progress"

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 from ingress_kit import COMPLETION, a_fast_pool, running
-from ray._private.utils import get_ray_address_file
 from typer.testing import CliRunner, Result
 
 import cato
 from cato.cli import app
 from cato.cli.client import DEFAULT_URL, _served
 from cato.cli.cluster import served_here
-from cato.cli.serve import forget_ended_cluster, ray_address_file
 from cato.config.lines import with_lines
 from cato.core.errors import Problem
 from cato.serve import served
@@ -34,24 +31,6 @@ def run(*arguments: str) -> Result:
 
 def test_the_version_is_told() -> None:
     assert run("--version").output == f"cato {cato.__version__}\n"
-
-
-# Starting
-
-
-def test_ray_does_not_wait_for_a_cluster_that_was_killed(tmp_path: Path) -> None:
-    assert str(ray_address_file()) == get_ray_address_file(None)
-    noted, said = tmp_path / "ray_current_cluster", list[str]()
-    forget_ended_cluster(noted, said.append)  # nothing is noted
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        noted.write_text(address)
-        forget_ended_cluster(noted, said.append)
-        assert noted.exists(), "it runs"
-        assert said == []
-    forget_ended_cluster(noted, said.append)
-    assert not noted.exists()
-    assert address in said[0]
 
 
 # Checking a file

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 
-# New container objects before a collection: Python's default of 700 is one small call's.
-YOUNG_OBJECTS = 10_000
+# New container objects before a collection of the young ones: Python's default of 700 is one small
+# call's. Older ones are collected as often as by default, or memory would grow.
+THRESHOLDS = (10_000, 2, 2)
 
 
 def spare_collector() -> None:
@@ -16,4 +17,4 @@ def spare_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(*THRESHOLDS)

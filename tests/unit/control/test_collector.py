@@ -8,12 +8,12 @@ import sys
 # In a process of its own: it changes the collector of all of it.
 CODE = """
 import gc
-from cato.control.collector import YOUNG_OBJECTS, spare_collector
+from cato.control.collector import THRESHOLDS, spare_collector
 
 spare_collector()
 assert gc.get_freeze_count() > 1000
-assert gc.get_threshold()[0] == YOUNG_OBJECTS
-before, counted = gc.get_stats()[0]["collections"], YOUNG_OBJECTS // 2
+assert gc.get_threshold() == THRESHOLDS
+before, counted = gc.get_stats()[0]["collections"], THRESHOLDS[0] // 2
 kept = [[] for _ in range(counted)]
 assert gc.get_stats()[0]["collections"] == before
 ring = []

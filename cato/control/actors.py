@@ -60,7 +60,7 @@ def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
     if host is not None:
         place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(host, soft=False)}
     return (
-        ray.remote(_with_process(cls))
+        ray.remote(_prepared(cls))
         .options(
             name=name,
             namespace=NAMESPACE,
@@ -75,17 +75,17 @@ def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
     )
 
 
-def _with_process(cls: type) -> type:
-    """`cls`, with CATO's log format and a sparing garbage collector in its process."""
+def _prepared(cls: type) -> type:
+    """`cls`, which sets up its process: CATO's log format, and Python's garbage collector."""
 
-    class Logged(cls):  # type: ignore[misc]
+    class Prepared(cls):  # type: ignore[misc]
         def __init__(self, *args: object) -> None:
             logs.set_up()
             super().__init__(*args)
             spare_collector()
 
-    Logged.__name__, Logged.__qualname__ = cls.__name__, cls.__qualname__
-    return Logged
+    Prepared.__name__, Prepared.__qualname__ = cls.__name__, cls.__qualname__
+    return Prepared
 
 
 def get(name: str) -> Any:

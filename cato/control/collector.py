@@ -1,4 +1,4 @@
-"""Python's garbage collector in the processes that every call passes through."""
+"""Python's garbage collector in processes that live as long as their deployment."""
 
 from __future__ import annotations
 

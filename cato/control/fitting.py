@@ -29,9 +29,10 @@ def needs_forest(due: Due) -> bool:
 def has_first_forest(due: Due, lengths: OutputLengths) -> bool:
     """Whether a key of `due` has enough samples for a forest, and had not when `lengths` was
     fitted."""
-    before = {key: known.seen for key, known in lengths.keys.items()}
     return any(
-        len(samples) >= MIN_FOREST_SAMPLES > before.get(key, 0) for key, (samples, _) in due.items()
+        len(samples) >= MIN_FOREST_SAMPLES
+        and (key not in lengths.keys or lengths.keys[key].seen < MIN_FOREST_SAMPLES)
+        for key, (samples, _) in due.items()
     )
 
 

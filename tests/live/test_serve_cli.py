@@ -228,7 +228,8 @@ def ray_head(tmp_path: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
         except httpx.HTTPError:
             time.sleep(0.5)
     yield env
-    processes = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
+    started = psutil.Process(head.pid)
+    processes = [started, *started.children(recursive=True)]
     head.terminate()
     _, left = psutil.wait_procs(processes, timeout=5)
     for process in left:

@@ -91,13 +91,14 @@ SMALL = Form(
 @dataclass(frozen=True, slots=True)
 class Alone:
     """The first deployment of a file and its model, on a bare engine; `profile` is its known
-    profile. `folder` is for sockets and logs."""
+    profile. `folder` is for sockets and logs; engines are forked from `zygote`."""
 
     deployment: DeploymentSpec
     model: ModelSpec
     others: Sequence[ModelSpec]
     profile: Profile
     folder: Path
+    zygote: Zygote
     form: Form
 
     @property
@@ -113,32 +114,22 @@ class Alone:
         engine = replace(self.deployment.engine, **changes)
         return replace(self, deployment=replace(self.deployment, engine=engine))
 
-    @contextlib.asynccontextmanager
-    async def zygote(self) -> AsyncGenerator[Zygote, None]:
-        """The process to fork engines from; it starts when its socket is first requested."""
-        zygote = Zygote(self.folder / "z.sock", python=self.deployment.engine.python)
-        try:
-            yield zygote
-        finally:
-            await zygote.stop()
+    async def socket(self) -> str:
+        """Socket of the zygote, which starts when an engine first needs it."""
+        await self.zygote.ready()
+        return self.zygote.socket
 
     @contextlib.asynccontextmanager
     async def engine(self) -> AsyncGenerator[Engine, None]:
         """A ready, warm engine that ends with the block."""
-        async with self.zygote() as zygote:
-
-            async def socket() -> str:
-                await zygote.ready()
-                return zygote.socket
-
-            engine = await new_engine(
-                self.deployment, self.model, self.profile, str(self.folder), socket
-            )
-            engine = await started(engine)
-            try:
-                yield engine
-            finally:
-                await engine.stop()
+        engine = await new_engine(
+            self.deployment, self.model, self.profile, str(self.folder), self.socket
+        )
+        engine = await started(engine)
+        try:
+            yield engine
+        finally:
+            await engine.stop()
 
 
 # a
@@ -252,39 +243,33 @@ async def two_models(alone: Alone) -> dict[str, Any]:
     models = (alone.model, alone.others[0])
     before = alone.cards()
     found: dict[str, dict[str, Any]] = {}
-    async with alone.zygote() as zygote:
-
-        async def socket() -> str:
-            await zygote.ready()
-            return zygote.socket
-
-        loader = EngineLoader(spec.deployment, str(alone.folder), socket)
-        engine: Engine | None = None
-        try:
-            for turn in range(alone.form.turns + 1):
-                for model, other in (models, models[::-1]):
-                    order = SlotOrder(
-                        CopyId(f"{model.name}.{turn}"),
-                        HostedModel(model),
-                        alone.profile,
-                        remembered=(model.name, other.name),
-                    )
-                    was_asleep = model.name in loader.asleep
-                    started_s = time.monotonic()
-                    previous, engine = engine, None
-                    engine = await loader.load(order, previous)
-                    took_s = time.monotonic() - started_s
-                    row = found.setdefault(model.name, {"wake_s": [], "answers": []})
-                    if turn == 0:
-                        row["load_s"] = engine.facts.start_s
-                    elif was_asleep:
-                        row["wake_s"].append(took_s)
-                    row["memory_bytes"] = engine_memory_bytes(engine.pid, before)
-                    row["answers"].append(await _answer(engine))
-        finally:
-            if engine is not None:
-                await engine.stop()
-            await loader.keep(())
+    loader = EngineLoader(spec.deployment, str(alone.folder), alone.socket)
+    engine: Engine | None = None
+    try:
+        for turn in range(alone.form.turns + 1):
+            for model, other in (models, models[::-1]):
+                order = SlotOrder(
+                    CopyId(f"{model.name}.{turn}"),
+                    HostedModel(model),
+                    alone.profile,
+                    remembered=(model.name, other.name),
+                )
+                was_asleep = model.name in loader.asleep
+                started_s = time.monotonic()
+                previous, engine = engine, None
+                engine = await loader.load(order, previous)
+                took_s = time.monotonic() - started_s
+                row = found.setdefault(model.name, {"wake_s": [], "answers": []})
+                if turn == 0:
+                    row["load_s"] = engine.facts.start_s
+                elif was_asleep:
+                    row["wake_s"].append(took_s)
+                row["memory_bytes"] = engine_memory_bytes(engine.pid, before)
+                row["answers"].append(await _answer(engine))
+    finally:
+        if engine is not None:
+            await engine.stop()
+        await loader.keep(())
     for row in found.values():
         answers = row.pop("answers")
         row["same_answers"] = len(set(answers)) == 1

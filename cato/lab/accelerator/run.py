@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from cato.config.paths import resolve
 from cato.control import nvidia
 from cato.core.errors import InputError
 from cato.core.topology import ModelSpec, Topology
+from cato.engines.vllm.host import Zygote
 from cato.lab.accelerator import alone, served
 from cato.lab.accelerator.plan import (
     Item,
@@ -64,11 +65,12 @@ class Settings:
 
 @dataclass(slots=True)
 class _File:
-    """A deployment file and the measurements of its engine."""
+    """A deployment file, the measurements of its engine, and the zygote of its bare engines."""
 
     deploy: DeployFile
     models: tuple[ModelSpec, ...]
     measured: ProfileFile | None = None
+    zygote: Zygote | None = None
 
     @property
     def topology(self) -> Topology:
@@ -94,6 +96,8 @@ class Accelerator:
             raise InputError("two of the files have the same name")
         self._cards = nvidia.cards()
         self._started_s = time.monotonic()
+        # Zygotes live from one item to the next, and belong to this loop.
+        self._loop = asyncio.Runner()
         self._served: served.Served | None = None
         self._served_file = ""
         self._numbers = 0
@@ -141,6 +145,7 @@ class Accelerator:
                     self._take(step)
         finally:
             self._close_served()
+            self._end_bare()
         return self.report
 
     def _take(self, step: Step) -> None:
@@ -184,15 +189,15 @@ class Accelerator:
         self._progress.begin(f"{item.letter} {item.title}", 1)
         match item.letter:
             case "a":
-                found = asyncio.run(alone.engine_alone(subject, self._provenance(), seed))
+                found = self._bare(alone.engine_alone(subject, self._provenance(), seed))
                 self._know(file, found)
                 self._save_profile(file)
             case "f":
-                found = asyncio.run(alone.two_models(subject))
+                found = self._bare(alone.two_models(subject))
             case "g":
-                found = asyncio.run(alone.adapters(subject, seed))
+                found = self._bare(alone.adapters(subject, seed))
             case "h":
-                found = asyncio.run(alone.host_memory(subject, seed))
+                found = self._bare(alone.host_memory(subject, seed))
             case letter:
                 raise AssertionError(f"no item {letter}")
         self._progress.step()
@@ -207,7 +212,26 @@ class Accelerator:
             profile = file.measured.to_profile()
         form = alone.SMALL if self._settings.quick else alone.WHOLE
         others = tuple(m for m in file.models if m.name != pool.model.name)
-        return alone.Alone(deployment, pool.model, others, profile, self._own_folder(), form)
+        folder = self._own_folder()
+        if file.zygote is None:
+            file.zygote = Zygote(folder / "z.sock", python=deployment.engine.python)
+        return alone.Alone(deployment, pool.model, others, profile, folder, file.zygote, form)
+
+    def _bare(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return self._loop.run(work)
+        except BaseException:
+            self._end_bare()
+            raise
+
+    def _end_bare(self) -> None:
+        """End all bare engines and their zygotes."""
+        for file in self._files.values():
+            if file.zygote is not None:
+                self._loop.run(file.zygote.stop())
+                file.zygote = None
+        self._loop.close()
+        self._loop = asyncio.Runner()
 
     def _serve(self, name: str, file: _File) -> served.Served:
         if self._served is not None and self._served_file == name:

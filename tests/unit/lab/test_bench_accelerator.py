@@ -19,6 +19,7 @@ from cato.config.deploy_file import load_deploy_file
 from cato.config.schema import EnginesArgs
 from cato.control.nvidia import Card
 from cato.core.errors import InputError, UnknownNameError
+from cato.engines.vllm.host import Zygote
 from cato.lab.accelerator import run
 from cato.lab.accelerator.alone import (
     SMALL,
@@ -204,7 +205,8 @@ def alone_on_simulated(folder: Path) -> Alone:
     engine = replace(deployment.engine, kind="simulated", zygote=False)
     first, *others = models_of(deploy)
     known = replace(load_profiles(ROOT / "profiles")["demo-coder@cpu"], load_s=0.0)
-    return Alone(replace(deployment, engine=engine), first, others, known, folder, SMALL)
+    zygote = Zygote(folder / "z.sock")  # simulated engines never start it
+    return Alone(replace(deployment, engine=engine), first, others, known, folder, zygote, SMALL)
 
 
 T = TypeVar("T")

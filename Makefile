@@ -41,9 +41,11 @@ check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 # They kill processes and race with them on shared cores: failed tests run once more against a
 # new application, and both outcomes are printed. A test that fails twice fails.
 BESIDE := -n 2 --dist loadscope --no-loadscope-reorder
-test: lint  ## check with slow tests, then live tests on a local Ray with real vLLM (minutes)
-	$(say) 'unit and simulator tests, with slow ones; beside them, installing clients for live tests'
+test: $(STAMP)  ## check with slow tests, then live tests on a local Ray with real vLLM (minutes)
+	$(say) 'in the background: installing clients for live tests'
 	@nice $(BIN)/python tests/live/clients/installed.py > /dev/null 2>&1 &
+	@$(MAKE) --no-print-directory lint
+	$(say) 'unit and simulator tests, with slow ones'
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/unit tests/arch tests/sim
 	$(say) 'live tests'
 	@$(BIN)/python -m pytest -q $(BESIDE) tests/live || { printf '\033[1m==> failed tests once more\033[0m\n'; \

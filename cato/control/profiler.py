@@ -83,6 +83,19 @@ class _Shown:
 Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
 """A receipt, and all nodes of its workflow: nodes without an execution were skipped."""
 
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What ingress replicas follow. None: not known yet, or for `lengths` and `past_runs` not
+    newer than what the caller has."""
+
+    rollouts: tuple[Rollout, ...] | None
+    access: Access | None
+    estimates: Mapping[TaskName, Mapping[NodeId, NodeEstimate]]
+    lengths: OutputLengths | None
+    past_runs: PastRuns | None
+
+
 Fit = Callable[[OutputLengths, Due, int, int], OutputLengths]
 
 
@@ -225,6 +238,16 @@ class Profiler:
         if counts is not None and all(name != kind.value for name, _, _ in shown.reactions):
             for drawn in shown.rollouts:
                 self._rollouts.count(drawn, counts)
+
+    async def news(self, lengths_version: int, past_runs_version: int) -> News:
+        """All that an ingress replica with these versions follows, in one call."""
+        return News(
+            await self.rollouts(),
+            await self.access(),
+            await self.estimates(),
+            await self.lengths(lengths_version),
+            await self.past_runs(past_runs_version),
+        )
 
     async def rollouts(self) -> tuple[Rollout, ...] | None:
         """All rollouts, advanced by their rules; None until they were read from the store."""

@@ -70,10 +70,12 @@ class ResourceProvisioner:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look_forever())
 
-    async def announce(self, tasks: Mapping[TaskName, CallsBefore]) -> None:
-        """The LLM calls of these tasks, in order: a call to one pool announces calls to others."""
+    async def announce(self, tasks: Mapping[TaskName, CallsBefore]) -> Topology | None:
+        """The LLM calls of these tasks, in order: a call to one pool announces calls to others.
+        Answered with `topology`."""
         if self._fleet is not None:
             self._fleet.announce(tasks)
+        return await self.topology()
 
     async def topology(self) -> Topology | None:
         """The deployed topology, with the adapters that were added to it."""

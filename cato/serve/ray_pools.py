@@ -278,9 +278,8 @@ class RayPools:
 
     async def _refresh_topology(self) -> None:
         provisioner = actors.get(actors.PROVISIONER)
-        provisioner.announce.remote(self._calls)
         async with asyncio.timeout(ANSWER_WITHIN_S):
-            topology: Topology | None = await provisioner.topology.remote()
+            topology: Topology | None = await provisioner.announce.remote(self._calls)
         if topology is None:
             return  # a restarted provisioner knows no topology yet
         before, self._specs = self._specs, {pool.name: pool for pool in topology.pools}

@@ -11,7 +11,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 
 from cato.control import actors, ray_private
-from cato.control.profiler import Finished
+from cato.control.profiler import Finished, News
 from cato.core.administration import AuditEntry, Change
 from cato.core.budgets import NodeEstimate
 from cato.core.errors import CatoError
@@ -36,8 +36,9 @@ from cato.telemetry.recent import RecentOverview
 
 log = logging.getLogger("cato.records")
 
-# Receipts are sent together: an actor call costs about a millisecond of CPU.
-RECORD_WITHIN_S = 0.1
+# Receipts are sent together: an actor call costs both sides a millisecond of CPU. A killed ingress
+# loses those of this time.
+RECORD_WITHIN_S = 0.25
 
 
 class RayRecords:
@@ -53,7 +54,7 @@ class RayRecords:
         self._pools = pools
         self._access = access
         self._nodes_of = nodes_of
-        self._table: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
+        self._table: Mapping[TaskName, Mapping[NodeId, NodeEstimate]] = {}
         self._lengths = OutputLengths()
         self._past_runs = PastRuns()
         self._profiler: Any = None
@@ -118,8 +119,11 @@ class RayRecords:
         if self._profiler is None:
             return None
         self._send()  # flush: the receipt may have just been recorded
-        found = await self._profiler.receipt.remote(request_id, tenant)
-        receipt: Mapping[str, object] | None = found
+        ask = self._profiler.receipt.remote
+        receipt: Mapping[str, object] | None = await ask(request_id, tenant)
+        if receipt is None:  # perhaps another ingress has yet to send it
+            await asyncio.sleep(RECORD_WITHIN_S)
+            receipt = await ask(request_id, tenant)
         return receipt
 
     async def usage(
@@ -203,12 +207,9 @@ class RayRecords:
             try:
                 if self._profiler is None:
                     self._profiler = actors.get(actors.PROFILER)
-                rollouts = await self._profiler.rollouts.remote()
-                if rollouts is not None:
-                    self._rollouts = {r.name: r for r in rollouts}
-                self._access.learn(await self._profiler.access.remote())
-                self._table = await self._profiler.estimates.remote()
-                await self._refresh_beliefs()
+                await self._learn(
+                    await self._profiler.news.remote(self._lengths.version, self._past_runs.version)
+                )
             except (ValueError, RayError) as error:
                 log.info("profiler: %s", error)
                 await self._learn_keys_early()
@@ -226,12 +227,14 @@ class RayRecords:
         if access is not None:
             self._access.learn(access)
 
-    async def _refresh_beliefs(self) -> None:
-        lengths: OutputLengths | None = await self._profiler.lengths.remote(self._lengths.version)
-        if lengths is not None:
-            await asyncio.to_thread(lengths.warm_up)
-            self._lengths = lengths
-        runs: PastRuns | None = await self._profiler.past_runs.remote(self._past_runs.version)
-        if runs is not None:
-            await asyncio.to_thread(runs.warm_up)
-            self._past_runs = runs
+    async def _learn(self, news: News) -> None:
+        if news.rollouts is not None:
+            self._rollouts = {r.name: r for r in news.rollouts}
+        self._access.learn(news.access)
+        self._table = news.estimates
+        if news.lengths is not None:
+            await asyncio.to_thread(news.lengths.warm_up)
+            self._lengths = news.lengths
+        if news.past_runs is not None:
+            await asyncio.to_thread(news.past_runs.warm_up)
+            self._past_runs = news.past_runs

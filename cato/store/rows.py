@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple
+from functools import cache
 from typing import Any, assert_never
 
 from pydantic import TypeAdapter, ValidationError
@@ -157,8 +158,13 @@ def key_row(key: ApiKey) -> Row:
 
 def upsert(connection: Connection, table: Table, *, is_sum: bool = False) -> Any:
     """Insert rows; existing ones are replaced, or added to with `is_sum`."""
+    return _upsert(connection.dialect.name, table, is_sum)
+
+
+@cache  # to build a statement takes longer than to write a row
+def _upsert(dialect_name: str, table: Table, is_sum: bool) -> Any:
     keys = [column.name for column in table.primary_key]
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    dialect = sqlite if dialect_name == "sqlite" else postgresql
     statement = dialect.insert(table)
     changes = {
         c.name: c + statement.excluded[c.name] if is_sum else statement.excluded[c.name]

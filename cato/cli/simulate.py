@@ -127,13 +127,13 @@ def _papers(options: Options, folder: Path, console: Console) -> None:
 
     total_s = 0.0
     for done in papers.regenerate(options, folder, papers.PAPERS, progress_bar):
-        total_s += done.cpu_s
+        total_s += done.took_s
         targets = done.report.targets if done.report else ()
         met = f"{sum(t.is_met for t in targets)} of {len(targets)} targets met, " if targets else ""
-        detail = done.why_not or f"{met}{done.cpu_s:.0f} s of processor time"
+        detail = done.why_not or f"{met}{done.took_s:.0f} s"
         line = f"{done.experiment.name}: {done.entry.shows} ({detail})"
         console.print(line, highlight=False, markup=False)
-    spent = f"{total_s / 60:.0f} minutes of processor time"
+    spent = f"{total_s / 60:.1f} minutes"
     console.print(f"Wrote {folder / papers.INDEX} in {spent}.", highlight=False, markup=False)
 
 

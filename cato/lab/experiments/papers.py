@@ -1,11 +1,11 @@
 """All tables and figures of the five papers: which experiment reproduces which, and what is open.
 `regenerate` runs them and writes JSON, plots and an index page to a folder, in which each
-experiment states the processor time that it took.
+experiment states the time that it took.
 """
 
 from __future__ import annotations
 
-import resource
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -131,14 +131,14 @@ def entries() -> tuple[Entry, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An entry that ran, or why it did not. `cpu_s`: processor time of all its processes."""
+    """An entry that ran, or why it did not. `took_s`: by the clock."""
 
     entry: Entry
     experiment: Experiment
     report: Report | None = None
     pictures: tuple[Path, ...] = ()
     why_not: str = ""
-    cpu_s: float = 0.0
+    took_s: float = 0.0
 
 
 Bar = Callable[[str], AbstractContextManager[Progress]]
@@ -170,7 +170,7 @@ def _done(entry: Entry, options: Options, folder: Path, bar: Bar) -> Done:
         return Done(entry, chosen, why_not=why)
     if options.quick:
         options = replace(options, seeds=options.seeds[: entry.quick_seeds])
-    began_s = _cpu_s()
+    began_s = time.monotonic()
     try:
         with bar(chosen.name) as progress:
             report = chosen.run(options, progress)
@@ -178,13 +178,7 @@ def _done(entry: Entry, options: Options, folder: Path, bar: Bar) -> Done:
         return Done(entry, chosen, why_not=str(error))
     (folder / f"{chosen.name}.json").write_text(report.to_json(), encoding="utf-8")
     pictures = tuple(chosen.plot(report, folder))
-    return Done(entry, chosen, report, pictures, cpu_s=_cpu_s() - began_s)
-
-
-def _cpu_s() -> float:
-    """Processor time of this process and its ended children."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return Done(entry, chosen, report, pictures, took_s=time.monotonic() - began_s)
 
 
 def _why_not(entry: Entry, options: Options) -> str:
@@ -265,7 +259,7 @@ def _section(done: Done, folder: Path) -> Iterator[str]:
     if done.report is None:
         yield f"<p class='no'>Not run: {escape(done.why_not)}.</p>"
         return
-    effort = f"{len(done.report.seeds)} seeds, {done.cpu_s:.0f} s of processor time"
+    effort = f"{len(done.report.seeds)} seeds, {done.took_s:.0f} s"
     yield f"<p><code>cato simulate {name}</code>, {effort}; <a href='{name}.json'>JSON</a></p>"
     if done.report.targets:
         yield "<table><tr><th>target</th><th>goal</th><th>measured</th><th></th></tr>"

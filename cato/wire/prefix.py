@@ -7,8 +7,8 @@ prompts of different models, adapters or salted tenants share no hashes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from hashlib import blake2b as _hash
 
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
@@ -32,7 +32,8 @@ def chain(
     if known:
         last = known[-1].to_bytes(HASH_BYTES)
     else:
-        last = _digest(f"{model}\0{salt}".encode("utf-8", "replace"))
+        first = f"{model}\0{salt}".encode("utf-8", "replace")
+        last = _hash(first, digest_size=HASH_BYTES).digest()
     data = text.encode("utf-8", "replace")
     if len(data) == len(text):  # a slice of ASCII is a slice of its bytes
         blocks = [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
@@ -41,10 +42,6 @@ def chain(
         blocks = [text[i : i + size].encode("utf-8", "replace") for i in ends]
     found = []
     for block in blocks:
-        last = _digest(last + block)
-        found.append(int.from_bytes(last))
-    return tuple(found)
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
+        last = _hash(last + block, digest_size=HASH_BYTES).digest()
+        found.append(last)
+    return tuple(map(int.from_bytes, found))

@@ -11,6 +11,8 @@ What is used and why:
 - Ray's free resources by host: the public function only returns their sum.
 - The name of the resource that only the head node has.
 - The call behind `ray drain-node`, which would need a shell.
+- `Replica._direct_ingress_asgi`: Serve 2.60 opens the HTTP port of an ingress replica before it
+  takes requests there, and answers those that come in between with 500.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray._private.state import available_resources_per_node
 from ray.core.generated import autoscaler_pb2
 from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.replica import Replica
 from ray.serve.context import _get_global_client
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -39,6 +42,10 @@ ON_HEAD_NODE = {HEAD_NODE_RESOURCE_NAME: 0.001}
 # A new replica may report to its pool's router before Serve has announced it to this process.
 UNLISTED_WAIT_S = 5.0
 POLL_S = 0.01
+# Between opening its HTTP port and taking requests a replica asks the controller, which may be
+# restarting.
+OPENING_S = 30.0
+_PROBES = ("/-/healthz", "/-/routes")
 _KINDS = {
     ReplicaState.STARTING: "starting",
     ReplicaState.STOPPING: "draining",
@@ -59,6 +66,23 @@ def check_ray_version() -> None:
 def http_host() -> str:
     """The address that Serve's proxies listen on. Blocks for an answer from the controller."""
     return str(_get_global_client().http_config.host)
+
+
+def hold_early_requests() -> None:
+    """Let requests wait that reach this ingress replica before Serve lets it answer.
+
+    They come when it has got the port of a replica that died, to which HAProxy still sends.
+    """
+    answer = Replica._direct_ingress_asgi
+
+    async def held(self: Any, scope: Any, receive: Any, send: Any) -> None:
+        waited_s, is_probe = 0.0, scope.get("path", "").endswith(_PROBES)
+        while not (self._user_callable_initialized or is_probe or waited_s > OPENING_S):
+            await asyncio.sleep(POLL_S)
+            waited_s += POLL_S
+        await answer(self, scope, receive, send)
+
+    Replica._direct_ingress_asgi = held
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]

@@ -226,7 +226,7 @@ class Drill:
             "overload": overload,
             "hostile": hostile,
             "memory": {n: s for n, m in self._memory.items() if (s := slope(m)) is not None},
-            "problems": [*self._broken, *(_shown(o) for o in bad[:SHOWN])],
+            "problems": [*self._broken, *map(_shown, _some_of_each(bad))],
             "passed": not any(
                 (bad, hung, leaks, self._broken, overload.get("broken"), hostile.get("broken"))
             ),
@@ -261,6 +261,12 @@ def slope(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
         "mb_per_hour": round(per_s * 3600 / 1e6, 2),
         "seconds": round(settled[-1][0] - settled[0][0], 1),
     }
+
+
+def _some_of_each(bad: Sequence[Outcome]) -> list[Outcome]:
+    """The first few outcomes of each kind, so that the most frequent kind hides no other."""
+    kinds = sorted({o.kind for o in bad})
+    return [o for kind in kinds for o in [o for o in bad if o.kind == kind][:SHOWN]]
 
 
 def _shown(outcome: Outcome) -> str:

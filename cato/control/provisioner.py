@@ -58,13 +58,13 @@ class ResourceProvisioner:
         file resets the targets. Raise `UnknownNameError` for an unknown policy.
         """
         policies = {pool: scaling_policy(s) for pool, s in scaling.items()}
-        if self._fleet is None or topology != self._fleet.topology:
-            self._fleet = FleetOrchestrator(topology, profiles)
-        if self._adapters is None:
+        if self._adapters is None:  # first: ingresses forget adapters that the topology lacks
             try:
-                await self.read_adapters()
+                self._adapters = await _adapters_in(topology.store)
             except StoreError as error:
                 log.error("added adapters are not served yet: cannot read the store: %s", error)
+        if self._fleet is None or topology != self._fleet.topology:
+            self._fleet = FleetOrchestrator(topology, profiles)
         for pool, policy in policies.items():
             self._fleet.configure(pool, scaling[pool], policy)
         if self._looking is None or self._looking.done():
@@ -89,8 +89,7 @@ class ResourceProvisioner:
     async def read_adapters(self) -> None:
         """Reload the callable adapters from the metadata store; raise `StoreError`."""
         if self._fleet is not None:
-            store = self._fleet.topology.store
-            self._adapters = await with_store(store, lambda s: s.adapters())
+            self._adapters = await _adapters_in(self._fleet.topology.store)
 
     async def scale(self, deployment: str, replicas: int) -> int:
         """Ask for `replicas`; returns the number within bounds.
@@ -133,6 +132,11 @@ class ResourceProvisioner:
         fewer = [o for o in orders if o.replicas < served[o.deployment].target]
         if fewer:
             await _tell_who_leaves(fleet.topology, fewer, served)
+
+
+async def _adapters_in(store: str | None) -> tuple[AddedAdapter, ...]:
+    """The callable adapters in the metadata store at that location; raise `StoreError`."""
+    return await with_store(store, lambda s: s.adapters())
 
 
 async def _demand(pool: PoolSpec) -> PoolDemand | None:

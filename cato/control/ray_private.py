@@ -76,8 +76,10 @@ def hold_early_requests() -> None:
     answer = Replica._direct_ingress_asgi
 
     async def held(self: Any, scope: Any, receive: Any, send: Any) -> None:
-        waited_s, is_probe = 0.0, scope.get("path", "").endswith(_PROBES)
-        while not (self._user_callable_initialized or is_probe or waited_s > OPENING_S):
+        waited_s = 0.0
+        while not (self._user_callable_initialized or waited_s > OPENING_S):
+            if scope.get("path", "").endswith(_PROBES):
+                break
             await asyncio.sleep(POLL_S)
             waited_s += POLL_S
         await answer(self, scope, receive, send)

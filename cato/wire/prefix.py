@@ -8,13 +8,15 @@ prompts of different models, adapters or salted tenants share no hashes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b as _hash
+from functools import partial
+from hashlib import blake2b
 
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
 # 48 bits: a million blocks collide with a chance of 1 in 600. A collision costs time, not
 # correctness.
 HASH_BYTES = 6
+_hash = partial(blake2b, digest_size=HASH_BYTES)
 
 
 def block_chars(chars_per_token: float) -> int:
@@ -32,8 +34,7 @@ def chain(
     if known:
         last = known[-1].to_bytes(HASH_BYTES)
     else:
-        first = f"{model}\0{salt}".encode("utf-8", "replace")
-        last = _hash(first, digest_size=HASH_BYTES).digest()
+        last = _hash(f"{model}\0{salt}".encode("utf-8", "replace")).digest()
     data = text.encode("utf-8", "replace")
     if len(data) == len(text):  # a slice of ASCII is a slice of its bytes
         blocks = [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
@@ -42,6 +43,6 @@ def chain(
         blocks = [text[i : i + size].encode("utf-8", "replace") for i in ends]
     found = []
     for block in blocks:
-        last = _hash(last + block, digest_size=HASH_BYTES).digest()
+        last = _hash(last + block).digest()
         found.append(last)
     return tuple(map(int.from_bytes, found))

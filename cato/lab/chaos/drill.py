@@ -266,7 +266,7 @@ def slope(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
 def _some_of_each(bad: Sequence[Outcome]) -> list[Outcome]:
     """The first few outcomes of each kind, so that the most frequent kind hides no other."""
     kinds = sorted({o.kind for o in bad})
-    return [o for kind in kinds for o in [o for o in bad if o.kind == kind][:SHOWN]]
+    return [o for kind in kinds for o in [b for b in bad if b.kind == kind][:SHOWN]]
 
 
 def _shown(outcome: Outcome) -> str:

@@ -36,10 +36,6 @@ SIGN_EVERY_S = 10.0
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class LastData(bytes):
-    """The end of a stream's data: goes out together with the end of the response."""
-
-
 class Exchange:
     """Watches the connection while the answer of `task` is read.
 
@@ -51,6 +47,7 @@ class Exchange:
         self, request: Request, task: RunningTask, has_replicas: Callable[[str], bool]
     ) -> None:
         self.task = task
+        self.is_over = False  # all pieces have been read
         self._has_replicas = has_replicas
         remember_task(request, task)
         loop = asyncio.get_running_loop()
@@ -58,7 +55,9 @@ class Exchange:
 
     async def next(self) -> list[Piece]:
         """All available pieces, at least one; empty once the run has finished."""
-        return await self.task.next()
+        pieces = await self.task.next()
+        self.is_over = not pieces
+        return pieces
 
     async def whole(self) -> list[Piece]:
         """All pieces of the run."""
@@ -106,7 +105,8 @@ async def streamed(
     shed: Shed | None = None,
     sign: bytes = b"",
 ) -> Response:
-    """The answer as a stream of `events`, from the first pieces on.
+    """The answer as a stream of `events`, from the first pieces on. They yield once more after the
+    last pieces; that ends the response.
 
     A run that is refused or fails before its first piece gets an HTTP error status, unless a
     keep-alive (`sign`) was already sent; then the failure is an event. Without a `sign`, nothing is
@@ -164,8 +164,7 @@ class EventStream(Response):
                     return
             async with contextlib.aclosing(self._events(exchange, first)) as events:
                 async for data in events:
-                    await out.send(data)
-            await out.end()
+                    await out.send(data, is_last=exchange.is_over)
         except OSError as error:  # disconnected, or not reading (TimeoutError): no one to tell
             log.info("request %s: %s", exchange.task.run.id, error)
         finally:
@@ -183,7 +182,6 @@ class _EventSender:
         self, send: Send, headers: list[tuple[bytes, bytes]], sign: bytes, task: RunningTask
     ) -> None:
         self.has_begun = False
-        self._has_ended = False
         self._send = send
         self._headers = headers
         self._sign = sign
@@ -198,20 +196,15 @@ class _EventSender:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(SIGN_AFTER_S, self._show_life_when_due)
 
-    async def send(self, data: bytes) -> None:
-        """Send `data`; raise OSError if the client has stopped reading."""
+    async def send(self, data: bytes, *, is_last: bool) -> None:
+        """Send `data`, and end the response if it `is_last`; raise OSError if the client has
+        stopped reading."""
         async with self._sending:
             if self._problem is not None:
                 raise self._problem
-            self._has_ended = isinstance(data, LastData)
-            await self._put(data)
-
-    async def end(self) -> None:
-        """End the response, unless the last data did."""
-        if self._has_ended:
-            return
-        await self.end_signs()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            if is_last:
+                self._sign = b""
+            await self._put(data, more=not is_last)
 
     async def end_signs(self) -> None:
         """Stop keep-alives; when this returns, none is still being sent."""
@@ -237,7 +230,7 @@ class _EventSender:
 
     async def _show_life(self) -> None:
         async with self._sending:
-            if not self._sign or self._has_ended or self._problem is not None:
+            if not self._sign or self._problem is not None:
                 return
             try:
                 await self._put(self._sign)
@@ -245,13 +238,12 @@ class _EventSender:
                 self._problem = error
                 self._task.cancel(CLIENT_LEFT)
 
-    async def _put(self, data: bytes) -> None:
+    async def _put(self, data: bytes, *, more: bool = True) -> None:
         with self._stall:
             if not self.has_begun:
                 self.has_begun = True
                 head = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(head)
-            more = not self._has_ended
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._last_s = asyncio.get_running_loop().time()
 

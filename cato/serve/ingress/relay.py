@@ -14,7 +14,7 @@ from cato.serve.executor import RunningTask
 from cato.serve.ingress.answers import WrittenForm
 from cato.serve.ingress.calls import whole_call
 from cato.serve.ingress.context import Ingress, finish_of
-from cato.serve.ingress.exchange import Exchange, LastData, streamed
+from cato.serve.ingress.exchange import Exchange, streamed
 from cato.serve.ingress.jsons import DONE_EVENT, sse
 from cato.serve.ingress.receipts import as_json
 from cato.serve.invoker import Piece
@@ -83,7 +83,7 @@ async def _choices(
         batch = await exchange.next()
     failure = exchange.failure()
     if failure is not None:
-        yield LastData(WrittenForm(exchange.task.writer or writer).failed(failure))
+        yield WrittenForm(exchange.task.writer or writer).failed(failure)
         return
     tail = b""
     has_usage = writer.usage_in is UsageIn.OWN_CHUNK
@@ -92,7 +92,7 @@ async def _choices(
         if not has_usage:
             chunk.pop("usage", None)
         tail = sse(_with_receipt(chunk, finish_of(exchange.task), extra=writer.extra))
-    yield LastData(tail + DONE_EVENT)
+    yield tail + DONE_EVENT
 
 
 def _usage_chunk(raw: bytes) -> dict[str, object] | None:
@@ -120,8 +120,8 @@ async def _typed(
         batch = await exchange.next()
     failure = exchange.failure()
     if failure is not None:
-        yield LastData(WrittenForm(exchange.task.writer or form.writer).failed(failure))
+        yield WrittenForm(exchange.task.writer or form.writer).failed(failure)
         return
     event: Event = json.loads(end.partition(b"data: ")[2])
     form.writer.receipt_place(event)["cato"] = as_json(finish_of(exchange.task).receipt)
-    yield LastData(event_bytes(event))
+    yield event_bytes(event)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
 
+from cato.cli.bars import waiting
 from cato.cli.client import fail
+from cato.cli.store import moment
+from cato.core.ids import ModelName
 from cato.core.topology import AdapterSpec, PoolSpec, Topology
 
 TRIAL = {"prompt": "def add(a, b):\n", "max_tokens": 1}
@@ -37,8 +40,7 @@ def base_pool(topology: Topology, base: str) -> PoolSpec:
 def try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
     """Load the adapter on one replica of each deployment and request one token; the longest time
     in seconds. Raise `EngineError` with the engine's message."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with waiting() as bar:
         bar.add_task(f"loading {adapter.name} beside {pool.model.name}")
         return asyncio.run(_try_out(pool, adapter))
 
@@ -60,3 +62,13 @@ async def _try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
 def dated(adapter: AdapterSpec) -> AdapterSpec:
     """The adapter with the current time as version, so that engines replace one of that name."""
     return replace(adapter, version=time.time_ns() // 1_000_000)
+
+
+def adapter_table(adapters: Sequence[tuple[ModelName, AdapterSpec]]) -> Table:
+    table = Table("adapter", "base", "source", "from")
+    for base, adapter in adapters:
+        origin = "the file"
+        if adapter.version:
+            origin = f"added {moment(adapter.version / 1000)}"
+        table.add_row(adapter.name, base, adapter.source, origin)
+    return table

@@ -11,11 +11,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from cato.cli.bars import counting
+from cato.cli.bench_accelerator import accelerator
 from cato.cli.bench_live import live
-from cato.cli.client import fail
+from cato.cli.client import ends_on
 from cato.cli.measuring import (
     JsonFile,
     command_line,
@@ -146,7 +148,7 @@ def core(
         def progress(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
-        try:
+        with ends_on(CatoError, OSError):
             report = bench.measure(
                 progress,
                 replicas=tuple(replicas or bench.REPLICAS),
@@ -154,8 +156,6 @@ def core(
                 events=events,
                 trace=trace,
             )
-        except (CatoError, OSError) as error:
-            fail(str(error))
     console.print(bench.tables(report, queued))
     if report.targets:
         console.print(targets_table(report.targets))
@@ -201,58 +201,7 @@ def engine(
     write(json_file, {"command": command, **facts, **found})
 
 
-@app.command()
-def accelerator(
-    files: Annotated[list[str], typer.Argument(help="Deployment files with vLLM engines.")],
-    json_file: Annotated[
-        Path, typer.Option("--json", help="The report, written after every step.")
-    ] = Path("accelerator.json"),
-    only: Annotated[str, typer.Option(help="Letters of the items to measure, such as a,c.")] = "",
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, help="Minutes: skip items that do not fit and stop one that overruns."
-        ),
-    ] = None,
-    quick: Annotated[bool, typer.Option(help="The smallest run, to see that all items work.")] = (
-        False
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of prompts, orders and tasks.")] = 100,
-    models: Annotated[
-        Path | None, typer.Option(help="Folder with the models; MODELS/NAME replaces a `source`.")
-    ] = None,
-    profiles: Annotated[
-        Path | None, typer.Option(help="Folder for the measured profiles, MODEL@ACCELERATOR.yaml.")
-    ] = None,
-) -> None:
-    """All measurements that need a real accelerator, each with its minutes.
-
-    a the engine alone: profile and sleep; b a profile through CATO and its predictions; c overhead
-    per call; d schedulers on a mix; e an engine killed under streams; f two models in one slot;
-    g adapters in one batch; h prompts from host memory. Items that the device does not support are
-    skipped and reported. Run it again with the same --json to measure the missing items.
-    """
-    command = command_line()
-    with measuring() as folder:
-        from cato.lab.accelerator.plan import letters_of
-        from cato.lab.accelerator.report import tables
-        from cato.lab.accelerator.run import Accelerator, Settings
-
-        settings = Settings(
-            tuple(files), json_file, letters_of(only), budget, quick, seed, models, profiles
-        )
-        facts = live_facts() | {"vllm": vllm_version()}
-        with shown() as (bar, say):
-            found = Accelerator(settings, folder, command, lambda: facts, bar, say)
-            try:
-                report = found.run()
-            except KeyboardInterrupt:
-                console.print(tables(found.report))
-                raise
-    console.print(tables(report))
-    console.print(f"Wrote {json_file}.", highlight=False, markup=False)
-    if any(step["status"] == "failed" for step in report["steps"]):
-        raise typer.Exit(1)
+app.command()(accelerator)
 
 
 def _measure(
@@ -271,8 +220,7 @@ def _measure(
         status.stop()
         blocks = len(settings.engines) * settings.rounds * (len(ARMS) + 1)
         requests = blocks * sum(map(settings.block, settings.concurrencies))
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        with counting(console) as bar:
             task = bar.add_task("warming up", total=requests)
 
             def progress(what: str, requests: int) -> None:

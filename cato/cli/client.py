@@ -39,6 +39,15 @@ def fail(message: str) -> NoReturn:
 
 
 @contextmanager
+def ends_on(*errors: type[Exception]) -> Generator[None, None, None]:
+    """End the command with the message of one of these `errors`."""
+    try:
+        yield
+    except errors as error:
+        fail(str(error))
+
+
+@contextmanager
 def client(url: str) -> Generator[httpx.Client, None, None]:
     """An HTTP client for the CATO at `url`; ends the command when the connection fails."""
     url = _served(url)

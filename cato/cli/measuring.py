@@ -17,15 +17,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, TaskID
 
+from cato.cli.bars import counting
 from cato.cli.serve import EAGER, QUIET, TRANSPORT
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError
@@ -73,10 +67,8 @@ def measuring(*, transport: bool = True) -> Iterator[Path]:
 @contextmanager
 def shown() -> Iterator[tuple[Shown, Callable[[str], None]]]:
     """A progress bar, and a function that shows a single line in its place."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     # Bound to stderr as it is now: stderr is redirected while Ray starts and stops.
-    where = Console(file=sys.stderr)
-    with Progress(*columns, TimeElapsedColumn(), console=where, transient=True) as bar:
+    with counting(Console(file=sys.stderr)) as bar:
         task = bar.add_task("", total=None)
 
         def say(what: str) -> None:

@@ -8,58 +8,32 @@ survive a restart.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from cato.cli.adapters import base_pool, dated, try_out
-from cato.cli.client import fail, this_user
-from cato.cli.cluster import AUTO, Address, connect
+from cato.cli.adapters import adapter_table, base_pool, dated, try_out
+from cato.cli.client import ends_on, fail, this_user
+from cato.cli.cluster import AUTO, Address
+from cato.cli.control_plane import ask_manager, ask_provisioner, topology_at
 from cato.cli.profile import TRANSPORT_VARIABLE
-from cato.config.engines import ray_actor_options
+from cato.cli.staging import simulated_profile, stage
+from cato.cli.store import moment, opened_store
 from cato.config.fields import PublicName
-from cato.config.paths import resolve
-from cato.core.errors import CapacityError, CatoError, UnknownNameError
-from cato.core.fleet import more_that_fit, resource_needs, why_full, why_infeasible
+from cato.core.errors import CatoError, UnknownNameError
 from cato.core.ids import DeploymentName, ModelName, PoolName
-from cato.core.profile import Profile
-from cato.core.topology import (
-    AdapterSpec,
-    DeploymentSpec,
-    HostedModel,
-    ModelSpec,
-    SharedPoolSpec,
-    Topology,
-)
-from cato.profiles.load import load_profiles
-from cato.store.location import default_location
+from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, SharedPoolSpec, Topology
 from cato.store.records import RegisteredModel
-from cato.store.store import MetadataStore
-from cato.workflows.fim import FAMILIES, family_of
-
-if TYPE_CHECKING:
-    from cato.control.staged import Staged
+from cato.workflows.fim_families import FAMILIES, family_of
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, measure and remove models and adapters.")
 console = Console()
 
-ASK_TIMEOUT_S = 30.0
 REMOVE_TIMEOUT_S = 90.0  # running and queued calls of the model end first
-# How long to look for a place to measure in. An idle slot is used only when no host had room for
-# `ROOM_WITHIN_S`: resources of the previous measurement are free a second after it.
-PLACE_TIMEOUT_S = 120.0
-ROOM_WITHIN_S = 3.0
-# A slot's process starts in seconds; if it has not by then, the host has no room for it.
-READY_TIMEOUT_S = 30.0
-POLL_S = 0.5
 
 Pool = Annotated[str | None, typer.Option(help="The shared pool; needed when there are several.")]
 Name = Annotated[str, typer.Argument(help="The name that clients use.")]
@@ -95,7 +69,7 @@ def add(
     address: Address = AUTO,
 ) -> None:
     """Measure a model, store it and serve it."""
-    with _errors():
+    with ends_on(CatoError):
         for one in (name, *(alias or ())):
             _check_name(one)
         if family is not None and family not in FAMILIES:
@@ -105,7 +79,7 @@ def add(
                 fail("--base: an adapter has its base's pool, deployments, family and profile")
             _add_adapter(AdapterSpec(ModelName(name), source, tuple(alias or ())), base, address)
             return
-        topology = _topology(address)
+        topology = topology_at(address)
         spec = _shared_pool(topology, pool)
         _check_free(topology, (name, *(alias or ())))
         model = ModelSpec(ModelName(name), source, family or family_of(source), tuple(alias or ()))
@@ -117,8 +91,8 @@ def add(
 @app.command("profile")
 def measure_again(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Measure an added model again and use the new profile from then on."""
-    with _errors():
-        topology = _topology(address)
+    with ends_on(CatoError):
+        topology = topology_at(address)
         spec = _shared_pool(topology, pool)
         known = _newest(topology, spec.name, name)
         _measure_and_keep(spec, topology, known.hosted)
@@ -127,11 +101,11 @@ def measure_again(name: Name, pool: Pool = None, address: Address = AUTO) -> Non
 @app.command("list")
 def list_models(address: Address = AUTO) -> None:
     """Show the models of all shared pools, where they are loaded, and the adapters."""
-    with _errors():
-        topology = _topology(address)
+    with ends_on(CatoError):
+        topology = topology_at(address)
         adapters = [(p.model.name, a) for p in topology.pools for a in p.model.adapters]
         if adapters:
-            console.print(_adapter_table(adapters))
+            console.print(adapter_table(adapters))
         if not topology.shared_pools:
             if not adapters:
                 console.print("There are no shared pools and no adapters.")
@@ -159,8 +133,8 @@ def list_models(address: Address = AUTO) -> None:
 @app.command()
 def show(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Show every measurement of an added model."""
-    with _errors():
-        topology = _topology(address)
+    with ends_on(CatoError):
+        topology = topology_at(address)
         spec = _shared_pool(topology, pool)
         _newest(topology, spec.name, name)
         table = Table("version", "measured", "source", "load s", "reload s", "TTFT ms", "tokens/s")
@@ -169,7 +143,7 @@ def show(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
                 speed = m.profile.to_profile()
                 table.add_row(
                     str(m.version),
-                    datetime.fromtimestamp(m.added_at_s, UTC).strftime("%Y-%m-%d %H:%M"),
+                    moment(m.added_at_s),
                     m.hosted.model.source,
                     _seconds(m.hosted.load_s),
                     _seconds(m.hosted.reload_s),
@@ -186,28 +160,28 @@ def remove(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
 
     Calls of the model end first; if they take over a minute the command fails and the model stays.
     """
-    with _errors():
-        topology = _topology(address)
+    with ends_on(CatoError):
+        topology = topology_at(address)
         if not _removed_adapter(topology, name):
             spec = _shared_pool(topology, pool)
             _newest(topology, spec.name, name)
             with suppress(UnknownNameError):  # stored but not served
-                _ask("remove_model", spec.name, ModelName(name), within_s=REMOVE_TIMEOUT_S)
-            with _opened(topology) as store:
+                ask_manager("remove_model", spec.name, ModelName(name), within_s=REMOVE_TIMEOUT_S)
+            with opened_store(topology.store) as store:
                 store.remove_model(spec.name, ModelName(name), this_user())
         console.print(f"{name} is no longer served.", highlight=False)
 
 
 def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
     os.environ.setdefault(TRANSPORT_VARIABLE, "1")  # before Ray is imported
-    topology = _topology(address)
+    topology = topology_at(address)
     _check_free(topology, (adapter.name, *adapter.aliases))
     pool = base_pool(topology, base)
     adapter = dated(adapter)
     took_s = try_out(pool, adapter)
-    with _opened(topology) as store:
+    with opened_store(topology.store) as store:
         store.add_adapter(pool.model.name, adapter, this_user())
-    _ask_provisioner("read_adapters")
+    ask_provisioner("read_adapters")
     console.print(
         f"{adapter.name} is served by {pool.name}, beside {pool.model.name}: load and first "
         f"answer took {took_s:.2f} s.",
@@ -217,30 +191,19 @@ def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
 
 def _removed_adapter(topology: Topology, name: str) -> bool:
     """False when no adapter of that name was added."""
-    with _opened(topology) as store:
+    with opened_store(topology.store) as store:
         if not store.remove_adapter(ModelName(name), this_user()):
             return False
-    _ask_provisioner("read_adapters")
+    ask_provisioner("read_adapters")
     return True
 
 
-def _adapter_table(adapters: Sequence[tuple[ModelName, AdapterSpec]]) -> Table:
-    table = Table("adapter", "base", "source", "from")
-    for base, adapter in adapters:
-        origin = "the file"
-        if adapter.version:
-            at = datetime.fromtimestamp(adapter.version / 1000, UTC)
-            origin = f"added {at:%Y-%m-%d %H:%M}"
-        table.add_row(adapter.name, base, adapter.source, origin)
-    return table
-
-
 def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedModel) -> None:
-    staged = _stage(spec, hosted, _simulated_profile(spec, topology, hosted))
-    with _opened(topology) as store:
+    staged = stage(spec, hosted, simulated_profile(spec, topology, hosted))
+    with opened_store(topology.store) as store:
         added = store.add_model(spec.name, staged.hosted, staged.profile, this_user())
         try:
-            _ask("add_model", added)
+            ask_manager("add_model", added)
         except CatoError:
             if added.version == 1:
                 store.remove_model(spec.name, hosted.model.name, this_user())
@@ -252,91 +215,6 @@ def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedMo
         f"{staged.memory_bytes / 1e6:,.0f} MB used{' on its GPUs' if staged.on_card else ''}.",
         highlight=False,
     )
-
-
-def _simulated_profile(
-    spec: SharedPoolSpec, topology: Topology, hosted: HostedModel
-) -> Profile | None:
-    if _slots_for(spec, hosted).engine.kind != "simulated":
-        return None
-    profiles = load_profiles(resolve(topology.profiles_dir))
-    if hosted.profile not in profiles:
-        fail(f"--profile must name the simulated engine's profile, one of: {', '.join(profiles)}")
-    return profiles[hosted.profile]
-
-
-def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -> Staged:
-    """Measure in a temporary actor with the resources of one slot or, when no host has room for
-    it, in an idle slot. Raise the actor's errors, and `CapacityError` when there is neither."""
-    from cato.control.ray_private import hosts
-
-    needs = resource_needs(_slots_for(spec, hosted))
-    why_not = why_infeasible(needs, [h.total for h in hosts()])
-    if why_not is not None:
-        fail(why_not)
-    name = hosted.model.name
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"waiting for room to measure {name}")
-
-        def say(what: str) -> None:
-            bar.update(task, description=what)
-
-        started_s = time.monotonic()
-        while (waited_s := time.monotonic() - started_s) < PLACE_TIMEOUT_S:
-            try:
-                if more_that_fit(needs, hosts(), 1):
-                    return _stage_beside(spec, hosted, profile, say)
-                if waited_s >= ROOM_WITHIN_S:
-                    say(f"loading and measuring {name} in an idle slot of {spec.name}")
-                    return _stage_in_a_slot(spec, hosted, profile)
-            except CapacityError as error:
-                say(f"waiting for room to measure {name}: {error.problem}")
-            time.sleep(POLL_S)
-    raise CapacityError(spec.name, f"{why_full(needs)} and none of its slots is idle", POLL_S)
-
-
-def _stage_beside(
-    spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None, say: Callable[[str], None]
-) -> Staged:
-    """Measure in a temporary actor; raise `CapacityError` when its resources were taken
-    meanwhile."""
-    import ray
-    from ray.exceptions import GetTimeoutError
-
-    from cato.serve.staging_slot import StagingSlot
-
-    slots = _slots_for(spec, hosted)
-    place: Any = ray.remote(StagingSlot).options(**ray_actor_options(slots)).remote(slots)
-    try:
-        ray.get(place.ready.remote(), timeout=READY_TIMEOUT_S)
-        say(f"loading and measuring {hosted.model.name}")
-        staged: Staged = _answer(place.measure.remote(hosted, profile))
-        return staged
-    except GetTimeoutError:
-        raise CapacityError(
-            spec.name, "the measuring actor did not start in time", POLL_S
-        ) from None
-    finally:
-        ray.kill(place)
-
-
-def _stage_in_a_slot(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -> Staged:
-    import ray
-    from ray.exceptions import RayActorError
-
-    from cato.control import actors
-
-    manager: Any = actors.get(actors.EVICTION_MANAGER)
-    measuring = manager.measure.remote(spec.name, hosted, profile)
-    try:
-        staged: Staged = _answer(measuring)
-        return staged
-    except KeyboardInterrupt:
-        ray.cancel(measuring)
-        raise
-    except RayActorError as error:
-        raise CatoError("the Eviction Manager cannot be reached; try again") from error
 
 
 def _check_name(name: str) -> None:
@@ -367,42 +245,8 @@ def _newest(topology: Topology, pool: PoolName, name: str) -> RegisteredModel:
 
 def _registered(topology: Topology) -> tuple[RegisteredModel, ...]:
     """All versions, the newest of each name last."""
-    with _opened(topology) as store:
+    with opened_store(topology.store) as store:
         return store.models()
-
-
-@contextmanager
-def _opened(topology: Topology) -> Generator[MetadataStore, None, None]:
-    store = MetadataStore.open(topology.store or default_location())
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextmanager
-def _errors() -> Generator[None, None, None]:
-    """End the command with the message of a `CatoError`."""
-    try:
-        yield
-    except CatoError as error:
-        fail(str(error))
-
-
-def _topology(address: str) -> Topology:
-    connect(address)
-    import ray
-
-    from cato.control import actors
-
-    try:
-        provisioner = actors.get(actors.PROVISIONER)
-    except ValueError:
-        fail("CATO is not deployed on this cluster (no provisioner)")
-    topology: Topology | None = ray.get(provisioner.topology.remote(), timeout=ASK_TIMEOUT_S)
-    if topology is None:
-        fail("CATO's control plane has not started; see `cato status`")
-    return topology
 
 
 def _shared_pool(topology: Topology, name: str | None) -> SharedPoolSpec:
@@ -426,43 +270,10 @@ def _deployment(spec: SharedPoolSpec, name: str | None) -> DeploymentName | None
     return DeploymentName(name)
 
 
-def _slots_for(spec: SharedPoolSpec, hosted: HostedModel) -> DeploymentSpec:
-    """The deployment whose slots measure the model."""
-    return spec.deployment(hosted.measured_on or spec.deployments[0].name)
-
-
-def _ask(method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
-    """The Eviction Manager's answer; raises its errors."""
-    from cato.control import actors
-
-    return _ask_actor(actors.EVICTION_MANAGER, method, *args, within_s=within_s)
-
-
-def _ask_provisioner(method: str, *args: object) -> Any:
-    from cato.control import actors
-
-    return _ask_actor(actors.PROVISIONER, method, *args)
-
-
-def _ask_actor(name: str, method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
-    from cato.control import actors
-
-    return _answer(getattr(actors.get(name), method).remote(*args), within_s)
-
-
-def _answer(asked: Any, timeout_s: float | None = None) -> Any:
-    """An actor's answer; raises its `CatoError` as it was."""
-    import ray
-    from ray.exceptions import RayTaskError
-
-    try:
-        return ray.get(asked, timeout=timeout_s)
-    except RayTaskError as error:
-        raise error.cause if isinstance(error.cause, CatoError) else error from error
-
-
 def _loaded() -> list[tuple[str, str]]:
-    return [(p.name, s.model) for p in _ask("pictures") for s in p.slots if s.model is not None]
+    return [
+        (p.name, s.model) for p in ask_manager("pictures") for s in p.slots if s.model is not None
+    ]
 
 
 def _seconds(value: float | None) -> str:

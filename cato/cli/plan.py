@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
-from math import isnan
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,17 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cato.cli.client import fail
-from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of
+from cato.cli.client import ends_on
+from cato.cli.simulation import SEEDS_HELP, a_table, kind_of, seeds_of
 from cato.core.errors import CatoError
 
-# Each seed takes about a minute per profile and host-memory size.
-AGENT_SEEDS = (0, 1, 2)
-HOST_FACTORS = (0.5, 1.0, 2.0)
-
 if TYPE_CHECKING:
-    from cato.core.profile import Profile
-    from cato.sim.plan import CardPlan, Counts, Plan, Trial
+    from cato.sim.plan import Counts, Plan, Trial
+    from cato.sim.plan_plots import CardPlan
     from cato.sim.scenario import Scenario
 
 
@@ -80,8 +75,8 @@ def plan(
     seeds. A scenario is also planned for ray-serve, plain Ray Serve's routing. Exit code 1 when no
     number within the bounds is enough.
     """
-    from cato.sim.scenario import SCHEDULERS
     from cato.sim.scenario_file import example_text, load_scenario
+    from cato.sim.scenario_runs import SCHEDULERS
 
     if example:
         print(example_text(), end="")
@@ -96,7 +91,9 @@ def plan(
             "with a trace"
         )
     if agents is not None:
-        _plan_agents(agents, profile or [], goal, scheduler, seeds, json_file)
+        from cato.cli.plan_agents import plan_agents
+
+        plan_agents(agents, profile or [], goal, scheduler, seeds, json_file)
         return
     if traffic is not None:
         _plan_cards(
@@ -104,19 +101,18 @@ def plan(
         )
         return
     assert scenario is not None, "one of the three was given"
-    try:
+    with ends_on(CatoError, OSError):
         asked = _with_options(load_scenario(scenario), scheduler, max_replicas, seeds)
-    except (CatoError, OSError) as error:
-        fail(str(error))
     _plan_scenario(asked, goal, json_file, plot)
 
 
 def _plan_scenario(asked: Scenario, goal: float, json_file: Path | None, plot: Path | None) -> None:
     from cato.sim import plan as planning
-    from cato.sim.scenario import BASELINE
+    from cato.sim.plan_plots import plot as plot_plans
+    from cato.sim.scenario_runs import BASELINE
 
     console = Console()
-    try:
+    with ends_on(CatoError, OSError):
         pools = planning.pools_of(asked)
         with Console(stderr=True).status("") as status:
 
@@ -129,9 +125,7 @@ def _plan_scenario(asked: Scenario, goal: float, json_file: Path | None, plot: P
         report = planning.report_of(asked, goal, plans)
         if json_file is not None:
             json_file.write_text(report.to_json(), encoding="utf-8")
-        pictures = planning.plot(report, plot) if plot is not None else ()
-    except (CatoError, OSError) as error:
-        fail(str(error))
+        pictures = plot_plans(report, plot) if plot is not None else ()
     for found in plans:
         console.print(_table(asked, found))
     for found in plans:
@@ -163,15 +157,16 @@ def _plan_cards(
     plot: Path | None,
 ) -> None:
     from cato.sim import plan as planning
+    from cato.sim.plan_plots import CardPlan, plot_cards
     from cato.sim.scenario_file import trace_scenario
 
     if not profiles:
         raise typer.BadParameter("--traffic needs at least one --profile, such as demo-coder@cpu")
     console, found = Console(), []
-    try:
+    with ends_on(CatoError, OSError):
         with Console(stderr=True).status("") as status:
             for text in profiles:
-                name, cards = _kind(text)
+                name, cards = kind_of(text)
                 asked = _with_options(
                     trace_scenario(traffic, name, speed=speed), scheduler, max_replicas, seeds
                 )
@@ -183,7 +178,7 @@ def _plan_cards(
 
                 planner = planning.Planner.of(asked, goal, watch)
                 whole = planner.around(planner.plan(asked.scheduler), planning.CURVE_MARGIN)
-                found.append(planning.CardPlan(name, cards, whole))
+                found.append(CardPlan(name, cards, whole))
         if json_file is not None:
             answers = {
                 f.kind: None if f.plan.found is None else f.plan.found.replicas * f.cards
@@ -195,9 +190,7 @@ def _plan_cards(
             }
             value = {"goal": goal, "cards": answers, "attainment": curves, "simulated": True}
             json_file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        picture = planning.plot_cards(found, goal, traffic.stem, plot) if plot else None
-    except (CatoError, OSError) as error:
-        fail(str(error))
+        picture = plot_cards(found, goal, traffic.stem, plot) if plot else None
     table = a_table(f"{traffic.name}, {speed:g} times as fast, for {100 * goal:g} %: simulated")
     table.add_column("profile")
     for heading in ("replicas", "cards", "attainment", "one replica fewer"):
@@ -214,102 +207,6 @@ def _plan_cards(
             console.print(f"Wrote {path}.", highlight=False, markup=False)
     if any(f.plan.found is None for f in found):
         raise typer.Exit(1)
-
-
-def _plan_agents(
-    trace: Path,
-    profiles: list[str],
-    goal: float,
-    scheduler: str | None,
-    seeds: str | None,
-    json_file: Path | None,
-) -> None:
-    from cato.lab.studies.agents import ALL, LIMITS, Answer, Search, answer_of, searched
-    from cato.policies.schedulers import FORESIGHT
-    from cato.sim.report import finite
-    from cato.sim.scenario_file import named_profile
-
-    if not profiles:
-        raise typer.BadParameter(
-            "--agents needs at least one --profile, such as reference-large-32b@gpu-80gb"
-        )
-    if not 0 < goal < 1:
-        raise typer.BadParameter(f"--target {goal:g} is not between 0 and 1: give e.g. 95%")
-    chosen = seeds_of(seeds) if seeds else AGENT_SEEDS
-    kinds = [_kind(text) for text in profiles]
-    answers: dict[str, Answer] = {}
-    try:
-        loaded = [(name, cards, named_profile(name, Path())) for name, cards in kinds]
-        asked = [
-            (name + words, cards, sized, bool(sized.host_capacity_tokens))
-            for name, cards, profile in loaded
-            for words, sized in _host_sizes(profile)
-        ]
-        with progress_bar("agents") as progress:
-            for name, cards, profile, has_host in asked:
-                samples = []
-                for i, seed in enumerate(chosen, len(answers) * len(chosen)):
-                    progress(i, len(asked) * len(chosen))
-                    search = Search(
-                        trace,
-                        name,
-                        profile,
-                        scheduler or FORESIGHT,
-                        seed,
-                        goal=goal,
-                        part=ALL,
-                        has_host_memory=has_host,
-                        engine=LIMITS,
-                    )
-                    samples += searched(search)
-                answers[name] = answer_of(samples, goal, cards)
-    except (CatoError, OSError) as error:
-        fail(str(error))
-    console = Console()
-    table = a_table(
-        f"{trace.name}: users a card with {100 * goal:g} % of their turns in time, simulated"
-    )
-    table.add_column("profile")
-    for heading in ("users a card", "turn rate there", "tried"):
-        table.add_column(heading, justify="right")
-    for name, answer in answers.items():
-        rate = "" if isnan(answer.turn_rate) else f"{answer.turn_rate:.2f}"
-        table.add_row(name, answer.words, rate, answer.tried_words)
-    console.print(table)
-    console.print(
-        "Simulated: no engine ran. Engines have CATO's default limits for prompts.", style="yellow"
-    )
-    if json_file is not None:
-        found = {name: asdict(a) for name, a in answers.items()}
-        value = finite({"goal": goal, "agents": found, "simulated": True})
-        json_file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        console.print(f"Wrote {json_file}.", highlight=False, markup=False)
-    if any(a.is_none for a in answers.values()):
-        raise typer.Exit(1)
-
-
-def _host_sizes(profile: Profile) -> list[tuple[str, Profile]]:
-    """The profile without host memory, and with half, all and twice its host memory."""
-    sizes = [("", replace(profile, host_capacity_tokens=0))]
-    for factor in HOST_FACTORS if profile.host_capacity_tokens else ():
-        tokens = round(factor * profile.host_capacity_tokens)
-        words = f" + {tokens / 1e6:g}M tokens of host memory"
-        if profile.kv_token_bytes:
-            words += f" ({tokens * profile.kv_token_bytes / 1e9:.0f} GB)"
-        sizes.append((words, replace(profile, host_capacity_tokens=tokens)))
-    return sizes
-
-
-def _kind(text: str) -> tuple[str, int]:
-    """A profile and the cards of one replica: `NAME`, or `NAME:2`."""
-    name, colon, cards = text.rpartition(":")
-    if not colon:
-        return text, 1
-    if not cards.isdigit() or int(cards) < 1:
-        raise typer.BadParameter(
-            f"--profile {text!r}: give the cards per replica after the colon, such as NAME:2"
-        )
-    return name, int(cards)
 
 
 def _cards_row(found: CardPlan) -> tuple[str, str, str, str]:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cato.cli.client import fail
+from cato.cli.client import ends_on, fail
 from cato.cli.simulation import a_table
 from cato.core.errors import CatoError
 
@@ -56,7 +56,7 @@ def replay(
             known = ", ".join(scheduler_names())
             raise typer.BadParameter(f"no scheduler named {name!r}; known: {known}")
     console = Console()
-    try:
+    with ends_on(CatoError, OSError):
         recording = read_log(log)
         if check:
             found = differences(recording, replay_core(recording))
@@ -69,8 +69,6 @@ def replay(
         if json_file is not None:
             json_file.write_text(report.to_json(), encoding="utf-8")
         pictures = counterfactual.plot(report, plot) if plot is not None else ()
-    except (CatoError, OSError) as error:
-        fail(str(error))
     left = sum(t.cancelled_at_s < float("inf") for t in history.tasks)
     console.print(_table(report))
     console.print(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cato.cli.client import DEFAULT_URL, Url, answer, client
 from cato.cli.simulation import a_table
-from cato.core.rollout import RolloutRule
+from cato.core.rollout_rule import RolloutRule
 
 app = typer.Typer(
     no_args_is_help=True, help="Give a new version of a model a growing share of its sessions."

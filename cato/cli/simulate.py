@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cato.cli.client import fail
+from cato.cli.client import ends_on
 from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of, tables
 from cato.core.errors import CatoError
 from cato.sim.experiment import Experiment, Options
@@ -86,7 +86,7 @@ def simulate(
     from cato.lab.experiments import papers
 
     console = Console()
-    try:
+    with ends_on(CatoError, OSError):
         if list_:
             console.print(_listed())
             return
@@ -113,8 +113,6 @@ def simulate(
         if json_file is not None:
             json_file.write_text(report.to_json(), encoding="utf-8")
         pictures = chosen.plot(report, plot) if plot is not None else ()
-    except (CatoError, OSError) as error:
-        fail(str(error))
     for table in tables(report, metric or chosen.headlines):
         console.print(table)
     for path in (*((json_file,) if json_file else ()), *pictures):
@@ -142,8 +140,8 @@ def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[
     if (name is None) == (scenario is None):
         raise typer.BadParameter("name one experiment (see --list), or give --scenario FILE")
     if scenario is not None:
-        from cato.sim.scenario import as_experiment
         from cato.sim.scenario_file import load_scenario
+        from cato.sim.scenario_runs import as_experiment
 
         loaded = load_scenario(scenario)
         return as_experiment(loaded), loaded.seeds
@@ -155,12 +153,12 @@ def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[
 
 def _listed() -> Table:
     from cato.lab.experiments import papers
-    from cato.lab.registry import experiment, names
+    from cato.lab.registry import STUDIES, experiment
 
     table = a_table("Experiments")
     for name in ("name", "what it shows", "source"):
         table.add_column(name)
-    for name in names():
+    for name in STUDIES:
         found = experiment(name)
         table.add_row(name, found.title, found.source)
     table.add_row(papers.NAME, "all tables and figures of the papers, in a folder", "all")

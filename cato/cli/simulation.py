@@ -1,4 +1,4 @@
-"""Shared by `cato simulate` and `cato plan`: seeds, a progress bar, and reports as tables."""
+"""Shared by `cato simulate` and `cato plan`: options, a progress bar, and reports as tables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
-from rich import progress as bars
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cato.cli.bars import counting
 from cato.sim.experiment import Progress
 from cato.sim.report import Report, Setting, Target, setting_words
 from cato.sim.seeds import parse_seeds
@@ -34,12 +34,22 @@ def seeds_of(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"--seeds {text!r}: {error}") from error
 
 
+def kind_of(text: str) -> tuple[str, int]:
+    """A profile and the cards of one replica: `NAME`, or `NAME:2`."""
+    name, colon, cards = text.rpartition(":")
+    if not colon:
+        return text, 1
+    if not cards.isdigit() or int(cards) < 1:
+        raise typer.BadParameter(
+            f"--profile {text!r}: give the cards per replica after the colon, such as NAME:2"
+        )
+    return name, int(cards)
+
+
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
     """A progress bar on stderr that is erased at the end."""
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
-    console = Console(stderr=True)
-    with bars.Progress(*columns, bars.TimeElapsedColumn(), console=console, transient=True) as bar:
+    with counting(Console(stderr=True)) as bar:
         task = bar.add_task(what, total=None)
 
         def progress(done: int, of: int) -> None:

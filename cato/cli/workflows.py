@@ -20,7 +20,6 @@ from cato.core.errors import ConfigError
 from cato.core.estimates import Baselines
 from cato.core.ids import NodeId, TaskName
 from cato.serve.preflight import problems_of_names
-from cato.store.errors import StoreError
 from cato.workflows.json_schema import workflow_json_schema
 from cato.workflows.load import load_workflow, load_workflows
 
@@ -80,8 +79,8 @@ def check(
 def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstimate]]:
     """Baselines from the named store, else from this machine's; empty when it has no store."""
     # Imported here, because most commands need no database.
+    from cato.cli.store import opened_store
     from cato.store.location import default_location
-    from cato.store.store import MetadataStore
 
     location = named or default_location()
     if "://" not in location and not Path(location).expanduser().exists():
@@ -89,14 +88,8 @@ def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstima
             fail(f"there is no metadata store at {location}")
         return {}
     baselines = Baselines()
-    try:
-        store = MetadataStore.open(location)
-        try:
-            baselines.restore(store.learnt().means)
-        finally:
-            store.close()
-    except StoreError as error:
-        fail(str(error))
+    with opened_store(location) as store:
+        baselines.restore(store.learnt().means)
     return baselines.table()
 
 

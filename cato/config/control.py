@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import Field
 
 from cato.config.fields import StrictModel
-from cato.config.pools import PoliciesArgs, ScalingArgs, SharedPoliciesArgs
+from cato.config.pools import PoliciesArgs, ScalingArgs
 from cato.config.problems import validate
+from cato.config.shared_pools import SharedPoliciesArgs
 from cato.core.errors import ConfigError, Problem
 from cato.core.ids import PoolName
 from cato.core.topology import RAY_SERVE

@@ -8,14 +8,7 @@ from dataclasses import fields as fields_of
 from fractions import Fraction
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from cato.core.topology import RESERVED_PREFIX
 
@@ -26,11 +19,7 @@ class StrictModel(BaseModel):
     """Base of all file schemas: unknown keys are errors, and types are not coerced."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     def made(self, kind: type[C], **others: object) -> C:

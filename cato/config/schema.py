@@ -23,8 +23,9 @@ from cato.config.access import PricesArgs, SignInArgs
 from cato.config.checkers import CheckerArgs
 from cato.config.fields import ByteSize, Duration, Name, NonEmpty, PublicName, StrictModel
 from cato.config.names import name_problems
-from cato.config.pools import ModelArgs, PoolArgs, SharedPoolArgs
+from cato.config.pools import ModelArgs, PoolArgs
 from cato.config.problems import detail_of, errors_of
+from cato.config.shared_pools import SharedPoolArgs
 from cato.core.brownout import BrownoutStep
 from cato.core.checkers import CheckerSpec
 from cato.core.ids import PoolName

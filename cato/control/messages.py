@@ -26,14 +26,7 @@ from cato.core.record import record
 from cato.core.shards import ShardLoad
 from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.snapshot import Invocation
-from cato.core.topology import (
-    AdapterSpec,
-    HostedModel,
-    HostedOn,
-    ModelSpec,
-    Shards,
-    TemplateFacts,
-)
+from cato.core.topology import AdapterSpec, HostedModel, HostedOn, ModelSpec, Shards, TemplateFacts
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.wire.endpoint import Endpoint
 from cato.wire.link.codec import Codec

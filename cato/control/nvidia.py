@@ -109,3 +109,14 @@ def held_bytes(now: Sequence[Card], pids: Iterable[int], before: Sequence[Card])
         return sum(known)
     used = {card.uuid: card.used_bytes for card in before}
     return max(0, sum(card.used_bytes - used.get(card.uuid, 0) for card in now))
+
+
+def described(cards: Sequence[Card], pids: Sequence[int], count: int) -> str:
+    """The GPU and its driver and, where it can be told, the memory that the engine holds on it."""
+    card = cards[0]
+    said = f"{card.name}, driver {card.driver}"
+    knows = any(pid in c.processes for c in cards for pid in pids)
+    if not knows and len(cards) != count:  # would include other engines' memory
+        return said
+    held = held_bytes(cards, pids, ())
+    return f"{said}; weights, KV cache and graphs hold {held / 1e9:.1f} GB"

@@ -6,39 +6,29 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from cato.control.fitting import has_first_forest, needs_forest, refitted_apart
+from cato.control.access_book import AccessBook
+from cato.control.learning import Learning
+from cato.control.reactions import Reactions
 from cato.core.administration import AuditEntry, Change
 from cato.core.budgets import NodeEstimate
 from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
-from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
+from cato.core.receipt import SlaReceipt, TrafficArm
 from cato.core.rollout import Rollout
-from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook, RolloutOrder, action_of
-from cato.core.tenancy import (
-    LAST_DAY,
-    Access,
-    ApiKey,
-    CardTime,
-    KeyHistory,
-    Tenant,
-    TurnUsage,
-    Usage,
-)
+from cato.core.rollout_book import RolloutBook, RolloutOrder, action_of
+from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.core.topology import RECEIPTS_PER_S
-from cato.estimators.output_lengths import Due, LengthHistory, OutputLengths, refitted, samples_of
-from cato.estimators.stages import PastRuns, RunHistory, finished_stages, past_runs
+from cato.estimators.output_lengths import OutputLengths
+from cato.estimators.stages import PastRuns
 from cato.profiles.schema import ProfileFile
 from cato.serve.ingress.feedback import Feedback
-from cato.serve.ingress.feedback import Reaction as Kind
-from cato.store import keyed
 from cato.store.errors import StoreError, StoreUnavailableError
-from cato.store.location import default_location, store_url
-from cato.store.records import KeptReceipt, Learnt, Reaction, Record
+from cato.store.location import default_location
+from cato.store.records import KeptReceipt, Learnt, Record
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
 from cato.telemetry.recent import RecentOverview, RecentRuns
@@ -48,36 +38,13 @@ log = logging.getLogger("cato.profiler")
 
 # Receipts kept for `cato explain`, newest last; about 5 kB each. The store keeps more.
 KEPT_RECEIPTS = 1_000
-# Runs that users may still react to; about 300 bytes each.
-KEPT_RUNS = 4_000
-# Reactions kept per request: a few choices, each shown, taken or dismissed.
-KEPT_REACTIONS = 32
 # Passed-through calls vary too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
-# Refitting costs milliseconds per node, in a thread; forests cost some seconds of one core, in a
-# subprocess. A first forest comes soon; the next ones may take one percent of a core.
-RELEARN_S = 5.0
-GROW_S = 60.0
-REGROW_S = 300.0
-SEED = 0
-# Maximum age of the API keys handed to all ingress replicas.
-ACCESS_AGE_S = 0.5
 # Queries flush pending writes first, so that they see the newest use; a hanging store delays them
 # by no more than this.
 FLUSH_S = 1.0
 # Interval for saving rollout counts: the most that a restart loses.
 KEEP_ROLLOUTS_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """What is known of a run whose answer users may react to, and their reactions."""
-
-    task: str
-    model: str
-    e2e_s: float
-    rollouts: tuple[Drawn, ...] = ()
-    reactions: set[tuple[str, int, str]] = field(default_factory=set)
 
 
 Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
@@ -96,9 +63,6 @@ class News:
     past_runs: PastRuns | None
 
 
-Fit = Callable[[OutputLengths, Due, int, int], OutputLengths]
-
-
 class Profiler:
     """Node baselines, output lengths, receipts and run metrics of all ingress replicas.
 
@@ -112,28 +76,18 @@ class Profiler:
         self._metrics = RunMetrics()
         self._recent = RecentRuns()
         self._receipts: OrderedDict[tuple[str, str], SlaReceipt] = OrderedDict()
-        self._length_history = LengthHistory()
-        self._run_history = RunHistory()
-        self._lengths = OutputLengths()
-        self._past_runs = PastRuns()
-        self._new_runs = False
-        self._version = 0
-        self._learning: asyncio.Task[None] | None = None
-        self._learnt_at_s = -RELEARN_S
-        self._grown_at_s = -REGROW_S
+        self._learning = Learning()
         self._receipts_per_s = RECEIPTS_PER_S
         self._second, self._kept_in_it = 0, 0
         self._earlier: Learnt | None = None
         self._has_earlier = False
-        self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
         self._rollouts = RolloutBook()
+        self._reactions = Reactions(self._rollouts)
         self._kept_rollouts: Mapping[str, Rollout] = {}
         self._kept_rollouts_at_s = 0.0
-        self._access: Access | None = None
-        self._reading_access = asyncio.Lock()
-        self._access_at_s = -ACCESS_AGE_S
-        self._location = location or default_location()
-        self._writer = StoreWriter(self._location, self._read_earlier)
+        location = location or default_location()
+        self._writer = StoreWriter(location, self._read_earlier)
+        self._access = AccessBook(self._writer, location)
         self._writer.start()
 
     async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
@@ -143,7 +97,7 @@ class Profiler:
         for receipt, all_nodes in finished:
             records += self._record(receipt, all_nodes)
         self._writer.put(records)
-        self._relearn_when_due()
+        self._learning.refit_when_due()
 
     async def keep_receipts(self, per_s: float) -> None:
         """Above this rate, runs are only counted: no receipt is kept and nothing is learnt."""
@@ -160,84 +114,37 @@ class Profiler:
         """Learn from a run; return what the store should keep of it."""
         self._rollouts.record(receipt)
         now_s = time.time()
+        if not receipt.is_shadow:
+            self._metrics.record(receipt)
+            self._recent.record(receipt, now_s)
         if not self._is_kept(now_s):
-            if not receipt.is_shadow:
-                self._metrics.record(receipt)
-                self._recent.record(receipt, now_s)
             return []
         if receipt.is_shadow:  # its answer went to no client
-            return self._learn_lengths(receipt)
+            return list(self._learning.add_lengths(receipt))
         name = (receipt.tenant, receipt.request_id)
         self._receipts[name] = receipt
         self._receipts.move_to_end(name)
         if len(self._receipts) > KEPT_RECEIPTS:
             self._receipts.popitem(last=False)
-        models = [n.llm.model for n in receipt.nodes if n.llm is not None]
-        model = models[-1] if models else ""
-        self._shown.pop(name, None)
-        self._shown[name] = _Shown(receipt.task, model, receipt.e2e_s, receipt.rollouts)
-        if len(self._shown) > KEPT_RUNS:
-            self._shown.popitem(last=False)
-        self._metrics.record(receipt)
-        self._recent.record(receipt, now_s)
+        self._reactions.expect(receipt)
         records: list[Record] = [
             KeptReceipt(receipt, now_s),
-            *self._learn_lengths(receipt),
+            *self._learning.add_lengths(receipt),
             *self._errors.record(receipt),
         ]
         # A task's baselines are those of the model that serves most of its runs.
         is_canary = any(drawn.arm is TrafficArm.CANARY for drawn in receipt.rollouts)
         if not receipt.task.startswith(UNLEARNT_PREFIX) and not is_canary:
             records += self._baselines.record(receipt, all_nodes)
-        if (stages := finished_stages(receipt)) is not None:
-            self._run_history.add([stages])
-            self._new_runs = True
+        if (stages := self._learning.add_run(receipt)) is not None:
             records.append(stages)
         return records
 
-    def _learn_lengths(self, receipt: SlaReceipt) -> list[Record]:
-        """Samples carry their model's name, so a canary has estimates of its own."""
-        samples = samples_of(receipt)
-        self._length_history.add(samples)
-        return list(samples)
-
     async def react(self, told: tuple[Feedback, ...]) -> None:
-        """Count and keep what users did with completions.
-
-        Clients invent ids and repeat themselves. Feedback is dropped if it names no run of the
-        same tenant, repeats earlier feedback, or exceeds `KEPT_REACTIONS`.
-        """
-        for feedback in told:
-            shown = self._shown.get((feedback.tenant, feedback.request_id))
-            if shown is None:
-                continue
-            name = (feedback.reaction.value, feedback.choice, feedback.view_id)
-            if name in shown.reactions or len(shown.reactions) >= KEPT_REACTIONS:
-                continue
-            self._count_reaction(shown, feedback.reaction)
-            shown.reactions.add(name)
-            reaction = Reaction(
-                feedback.request_id,
-                *name,
-                feedback.select_kind,
-                feedback.after_s,
-                shown.task,
-                shown.model,
-                shown.e2e_s,
-                time.time(),
-                feedback.tenant,
-            )
-            self._metrics.record_reaction(
-                reaction.task, reaction.model, reaction.reaction, reaction.e2e_s
-            )
-            self._writer.put([reaction])
-
-    def _count_reaction(self, shown: _Shown, kind: Kind) -> None:
-        """Count each completion once as shown and once as taken."""
-        counts = {Kind.VIEW: SHOWN, Kind.SELECT: TAKEN}.get(kind)
-        if counts is not None and all(name != kind.value for name, _, _ in shown.reactions):
-            for drawn in shown.rollouts:
-                self._rollouts.count(drawn, counts)
+        """Count and keep what users did with completions; see `Reactions.take`."""
+        for r in filter(None, map(self._reactions.take, told)):
+            self._metrics.record_reaction(r.task, r.model, r.reaction, r.e2e_s)
+            self._writer.put([r])
 
     async def news(self, lengths_version: int, past_runs_version: int) -> News:
         """All that an ingress replica with these versions follows, in one call."""
@@ -294,16 +201,12 @@ class Profiler:
     async def lengths(self, known_version: int) -> OutputLengths | None:
         """Estimates of output lengths; None if `known_version` is the newest."""
         self._take_earlier()
-        self._relearn_when_due()
-        self._version = max(self._version, known_version)
-        return self._lengths if self._lengths.version > known_version else None
+        return self._learning.lengths(known_version)
 
     async def past_runs(self, known_version: int) -> PastRuns | None:
         """Past multi-node runs; None if `known_version` is the newest."""
         self._take_earlier()
-        self._relearn_when_due()
-        self._version = max(self._version, known_version)
-        return self._past_runs if self._past_runs.version > known_version else None
+        return self._learning.past_runs(known_version)
 
     async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
         """A receipt of `tenant` (None: the newest of any tenant) as plain values; receipts from
@@ -324,27 +227,7 @@ class Profiler:
 
     async def access(self) -> Access | None:
         """All keys, tenants and this month's spending; None if they could never be read."""
-        async with self._reading_access:  # callers wait for the first read
-            if time.monotonic() - self._access_at_s >= ACCESS_AGE_S:
-                month = datetime.now(UTC).strftime("%Y-%m")
-                try:
-                    known = self._access
-                    self._access = await asyncio.to_thread(
-                        self._writer.read, lambda s: _access_of(s, month, known)
-                    )
-                except StoreError as error:  # the writer has logged it
-                    log.debug("API keys not refreshed: %s; known keys stay valid", error)
-                    if self._access is None and await asyncio.to_thread(self._had_keys):
-                        return Access(history=KeyHistory.KEYED)
-                self._access_at_s = time.monotonic()
-        return self._access
-
-    def _had_keys(self) -> bool:
-        """Whether this host knows that a store it cannot read holds keys."""
-        try:
-            return keyed.history(store_url(self._location)) is KeyHistory.KEYED
-        except StoreError:
-            return False
+        return await self._access.access()
 
     async def usage(
         self, tenant: str | None, since: str = "", until: str = LAST_DAY
@@ -365,12 +248,7 @@ class Profiler:
         self, change: Change, by: str, within: str | None
     ) -> ApiKey | Tenant | None:
         """See `MetadataStore.administer`; raise `StoreError`. The next `access` sees the change."""
-        async with self._reading_access:
-            done: ApiKey | Tenant | None = await asyncio.to_thread(
-                self._writer.read, lambda s: s.administer(change, by, within)
-            )
-            self._access_at_s = -ACCESS_AGE_S
-        return done
+        return await self._access.administer(change, by, within)
 
     async def audit(
         self, tenant: str | None, limit: int, below: int | None
@@ -415,59 +293,5 @@ class Profiler:
         self._has_earlier = True
         self._baselines.restore(earlier.means)
         self._errors.restore(earlier.errors)
-        self._length_history.restore(earlier.samples)
-        self._run_history.restore(earlier.runs)
+        self._learning.restore(earlier.samples, earlier.runs)
         self._rollouts.restore(earlier.rollouts)
-        self._new_runs = True
-
-    # Refitting
-
-    def _relearn_when_due(self) -> None:
-        now_s = time.monotonic()
-        is_busy = self._learning is not None and not self._learning.done()
-        if is_busy or now_s - self._learnt_at_s < RELEARN_S:
-            return
-        due = self._length_history.due(self._lengths)
-        grows = needs_forest(due)
-        wait_s = GROW_S if has_first_forest(due, self._lengths) else REGROW_S
-        if grows and now_s - self._grown_at_s < wait_s:
-            due = {key: seen for key, seen in due.items() if not needs_forest({key: seen})}
-            grows = False
-        if not due and not self._new_runs:
-            return
-        self._learnt_at_s = now_s
-        if grows:
-            self._grown_at_s = now_s
-        fit = refitted_apart if grows else refitted
-        self._learning = asyncio.get_running_loop().create_task(self._relearn(due, fit))
-        self._learning.add_done_callback(_report_failure)
-
-    async def _relearn(self, due: Due, fit: Fit) -> None:
-        """Fit in a thread, from copies; the result replaces the old one in a single assignment."""
-        if due:
-            version = self._next_version()
-            self._lengths = await asyncio.to_thread(fit, self._lengths, due, version, SEED)
-        if self._new_runs:
-            self._new_runs = False
-            version = self._next_version()
-            runs = self._run_history.by_task()
-            self._past_runs = await asyncio.to_thread(past_runs, runs, version)
-
-    def _next_version(self) -> int:
-        """Higher than any version an ingress knows, including those of earlier incarnations."""
-        self._version = max(self._version + 1, time.time_ns() // 1_000_000)
-        return self._version
-
-
-def _access_of(store: MetadataStore, month: str, known: Access | None) -> Access:
-    """The store's keys; if its files were lost, it is marked as keyed again."""
-    access = store.access(month)
-    if known is not None and known.needs_key and access.history is KeyHistory.NEVER:
-        store.remember_keys()
-        return replace(access, history=KeyHistory.KEYED)
-    return access
-
-
-def _report_failure(learning: asyncio.Task[None]) -> None:
-    if not learning.cancelled() and (error := learning.exception()) is not None:
-        log.error("learning failed; keeping what was learnt before", exc_info=error)

@@ -17,9 +17,10 @@ from typing import Any
 from ray.exceptions import RayError
 
 from cato.control import actors, ray_private
-from cato.core.demand import CallsBefore, PoolDemand, together
+from cato.core.demand import PoolDemand, together
 from cato.core.errors import UnknownNameError
 from cato.core.fleet import ScaleTo, ServedDeployment
+from cato.core.follow_ups import CallsBefore
 from cato.core.ids import DeploymentName, ModelName, PoolName, TaskName
 from cato.core.profile import Profile
 from cato.core.provisioning import FleetOrchestrator
@@ -152,9 +153,7 @@ async def _demand(pool: PoolSpec) -> PoolDemand | None:
 
 
 async def _tell_who_leaves(
-    topology: Topology,
-    orders: list[ScaleTo],
-    before: Mapping[DeploymentName, ServedDeployment],
+    topology: Topology, orders: list[ScaleTo], before: Mapping[DeploymentName, ServedDeployment]
 ) -> None:
     """Tell the routers which replicas drain, so that they get no new leases.
 

@@ -43,7 +43,7 @@ NOTHING = CopyId("")
 _MEASURE = "measure-"
 
 
-class Books(Protocol):
+class SharedPoolState(Protocol):
     """The parts of the pool that its slots use."""
 
     spec: SharedPoolSpec
@@ -88,9 +88,11 @@ class _Slot:
 class Slots:
     """The latest report of each slot. Each report is answered with orders until the slot obeys."""
 
-    def __init__(self, books: Books, hold: Callable[[ReplicaId, SlotOrder], None]) -> None:
+    def __init__(
+        self, state: SharedPoolState, hold: Callable[[ReplicaId, SlotOrder], None]
+    ) -> None:
         """`hold` sends an order to a slot."""
-        self._books, self._hold = books, hold
+        self._state, self._hold = state, hold
         self._slots: dict[ReplicaId, _Slot] = {}
         # Serve no longer lists these slots; they keep reporting while they drain.
         self.have_left: set[ReplicaId] = set()
@@ -101,7 +103,7 @@ class Slots:
     def count(self, deployments: Collection[DeploymentName]) -> int:
         """Slots of `deployments` that can hold a model; a lent slot counts, as it is back in a
         minute."""
-        cards = self._books.placement.cards()
+        cards = self._state.placement.cards()
         return sum(
             slot.loan is not None or slot.card in cards
             for slot in self._slots.values()
@@ -126,13 +128,13 @@ class Slots:
     def in_host_memory(self) -> Mapping[HostId, tuple[ModelName, ...]]:
         hosts = {self._place_of(s): s.report.host for s in self._slots.values()}
         found: dict[HostId, set[ModelName]] = {}
-        for place, models in self._books.placement.in_host_memory().items():
+        for place, models in self._state.placement.in_host_memory().items():
             found.setdefault(hosts.get(place, place), set()).update(models)
         return {host: tuple(sorted(models)) for host, models in found.items()}
 
     def residents(self) -> tuple[Resident, ...]:
         """What the slots hold, by their latest reports."""
-        pool = self._books.spec
+        pool = self._state.spec
         return tuple(
             Resident(
                 replica_id=r.slot,
@@ -156,7 +158,7 @@ class Slots:
         """Take a slot's current state, and tell it what to hold instead."""
         if report.slot in self.have_left:
             return
-        if all(report.deployment != d.name for d in self._books.spec.deployments):
+        if all(report.deployment != d.name for d in self._state.spec.deployments):
             return  # a former deployment's, which drains
         slot = self._slots.get(report.slot)
         if slot is None:
@@ -183,8 +185,8 @@ class Slots:
 
     def _reconcile(self, slot: _Slot, now_s: float) -> None:
         """Bring the pool's state in line with the slot's report."""
-        report, cards = slot.report, self._books.placement.cards()
-        loads, handle = self._books.loads, self._books.handle
+        report, cards = slot.report, self._state.placement.cards()
+        loads, handle = self._state.loads, self._state.handle
         on_card = cards.get(slot.card)
         if on_card is not None and on_card.id == report.copy_id:
             if report.state is SlotState.EMPTY:
@@ -198,7 +200,7 @@ class Slots:
         elif (
             on_card is None
             and report.state is SlotState.READY
-            and report.model in self._books.hosted
+            and report.model in self._state.hosted
         ):
             # An unknown model is loaded: this process restarted, or the slot was lost for a while.
             assert report.copy_id is not None
@@ -214,7 +216,7 @@ class Slots:
         if self._sleeps(slot) and report.state is not SlotState.LOADING:
             loaded = {report.model} if report.model and report.state is SlotState.READY else set()
             models = frozenset(loaded | set(report.asleep))
-            self._books.handle(HostMemoryHeld(now_s, self._place_of(slot), models))
+            self._state.handle(HostMemoryHeld(now_s, self._place_of(slot), models))
 
     # Orders
 
@@ -231,11 +233,11 @@ class Slots:
             return None if report.copy_id == slot.loan.order.copy_id else slot.loan.order
         if slot.must_clear:
             return None if report.copy_id == NOTHING else SlotOrder(NOTHING)
-        on_card = self._books.placement.cards().get(slot.card)
-        remembered = self._books.placement.in_host_memory().get(self._place_of(slot), ())
+        on_card = self._state.placement.cards().get(slot.card)
+        remembered = self._state.placement.in_host_memory().get(self._place_of(slot), ())
         load = None
         if on_card is not None and on_card.id != report.copy_id:
-            load = self._books.loads.ordered(on_card.id)
+            load = self._state.loads.ordered(on_card.id)
         if load is None:
             is_right = set(report.asleep) <= set(remembered)
             if is_right or report.copy_id is None or report.state is SlotState.LOADING:
@@ -243,8 +245,8 @@ class Slots:
             return SlotOrder(report.copy_id, remembered=remembered)
         return SlotOrder(
             load.copy_id,
-            self._books.hosted[load.model],
-            self._books.profiles[load.model][load.deployment],
+            self._state.hosted[load.model],
+            self._state.profiles[load.model][load.deployment],
             load.from_host_memory,
             load.expected_s,
             remembered=remembered,
@@ -262,9 +264,9 @@ class Slots:
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
         """See `SharedPool.measure`."""
         now_s = _now_s()
-        spec = self._books.spec
+        spec = self._state.spec
         deployment = hosted.measured_on or spec.deployments[0].name
-        card = self._books.placement.easiest_card(now_s, deployment)
+        card = self._state.placement.easiest_card(now_s, deployment)
         if card is None:
             where = f" in {deployment}" if len(spec.deployments) > 1 else ""
             problem = f"none of its slots is idle{where}"
@@ -287,18 +289,18 @@ class Slots:
             self.tell(slot.id)
 
     def _lend(self, slot: _Slot, name: ModelName, now_s: float) -> None:
-        books = self._books
-        copy = books.placement.cards()[slot.card]
+        state = self._state
+        copy = state.placement.cards()[slot.card]
         reason = f"lent to measure {name}"
         if copy is not None:
             reason += f"; evicts {copy.model}"
-            books.loads.lend(copy.id, now_s)
+            state.loads.lend(copy.id, now_s)
         log.info("slot %s: %s", slot.id, reason)
-        decided = Decided(time.time(), books.spec.name, LOAD, reason, slot.id)
-        books.decisions.add(decided, "lent to measure a model")
-        books.handle(CardLent(now_s, slot.card))
+        decided = Decided(time.time(), state.spec.name, LOAD, reason, slot.id)
+        state.decisions.add(decided, "lent to measure a model")
+        state.handle(CardLent(now_s, slot.card))
         if self._sleeps(slot):  # sleeping models make room
-            books.handle(HostMemorySized(now_s, HostMemory(self._place_of(slot), 0)))
+            state.handle(HostMemorySized(now_s, HostMemory(self._place_of(slot), 0)))
         self.tell(slot.id)
 
     def measured(self, slot_id: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
@@ -343,16 +345,16 @@ class Slots:
             return
         log.warning("slot %s is lost: %s", slot_id, why)
         self._end_loan(slot, f"{why} while it measured a model")
-        now_s, copy = _now_s(), self._books.placement.cards().get(slot.card)
+        now_s, copy = _now_s(), self._state.placement.cards().get(slot.card)
         if copy is not None:
-            self._books.loads.end(copy.id, now_s)
-        self._books.handle(CardLost(now_s, slot.card))
+            self._state.loads.end(copy.id, now_s)
+        self._state.handle(CardLost(now_s, slot.card))
         self.size_memories()
 
     # Host memory
 
     def _sleeps(self, slot: _Slot) -> bool:
-        return self._books.spec.deployment(slot.deployment).engine.sleep
+        return self._state.spec.deployment(slot.deployment).engine.sleep
 
     def _place_of(self, slot: _Slot) -> HostId:
         """Where weights are kept: the host, or the slot if engines sleep (only it wakes them)."""
@@ -365,9 +367,9 @@ class Slots:
         for slot in self._slots.values():
             places.setdefault(slot.report.host, set()).add(self._place_of(slot))
         for of_host in places.values():
-            each_bytes = self._books.policies.host_memory_bytes // len(of_host)
+            each_bytes = self._state.policies.host_memory_bytes // len(of_host)
             for place in sorted(of_host):
-                self._books.handle(HostMemorySized(_now_s(), HostMemory(place, each_bytes)))
+                self._state.handle(HostMemorySized(_now_s(), HostMemory(place, each_bytes)))
 
 
 def _held(report: SlotReport) -> tuple[InvocationId, ...]:

@@ -35,7 +35,8 @@ from cato.core.pool.dispatcher import Dispatcher
 from cato.core.pool.leases import Leases
 from cato.core.pool.queue import Head, Waiting
 from cato.core.pool.refusal import Refusal
-from cato.core.pool.replicas import BY_ID, Replica, Replicas
+from cato.core.pool.replica import Replica
+from cato.core.pool.replicas import BY_ID, Replicas
 from cato.core.record import changed
 from cato.core.snapshot import Invocation, ReplicaSnapshot
 

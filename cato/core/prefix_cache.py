@@ -17,10 +17,10 @@ is complete. vLLM keeps both copies until they end. Hits are the same.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cato.core.block_runs import Line, Run, matching
 from cato.core.kv_events import (
     BlocksCleared,
     BlocksCopied,
@@ -46,84 +46,6 @@ def block_hashes(root: str, blocks: Iterable[bytes]) -> list[int]:
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
-    """Consecutive whole blocks that are held by the same requests, or by none.
-
-    Runs form a tree: the runs that follow this one in different sequences are its `children`, by
-    their first block. Equal hashes mean equal prefixes, so runs are compared by their ends.
-    """
-
-    hashes: list[int]
-    parent: _Run | None = None
-    children: dict[int, _Run] = field(default_factory=dict)
-    holders: int = 0
-
-    def shared(self, hashes: Sequence[int], at: int, end: int) -> int:
-        """How many of its blocks match `hashes` from `at` on; the first one does."""
-        most = min(len(self.hashes), end - at)
-        if self.hashes[most - 1] == hashes[at + most - 1]:
-            return most
-        equal, unequal = 1, most
-        while unequal - equal > 1:
-            middle = (equal + unequal) // 2
-            if self.hashes[middle - 1] == hashes[at + middle - 1]:
-                equal = middle
-            else:
-                unequal = middle
-        return equal
-
-    def beginning(self, blocks: int) -> _Run:
-        """Split off its first `blocks` as a new run; this run keeps the rest and its place."""
-        if blocks == len(self.hashes):
-            return self
-        assert self.parent is not None, "the root has no blocks"
-        first = _Run(self.hashes[:blocks], self.parent, {}, self.holders)
-        self.parent.children[first.hashes[0]] = first
-        del self.hashes[:blocks]
-        self.parent = first
-        first.children[self.hashes[0]] = self
-        return first
-
-    def ending(self, blocks: int) -> _Run:
-        """Split off its last `blocks` as a new run; this run keeps the rest and its place."""
-        if blocks == len(self.hashes):
-            return self
-        last = _Run(self.hashes[-blocks:], self, self.children)
-        for child in last.children.values():
-            child.parent = last
-        del self.hashes[-blocks:]
-        self.children = {last.hashes[0]: last}
-        return last
-
-    def forget(self) -> None:
-        """Remove it from the tree; it has no children."""
-        assert self.parent is not None, "the root is never forgotten"
-        del self.parent.children[self.hashes[0]]
-
-
-@dataclass(slots=True)
-class _Line:
-    """Runs without a running request in order of eviction, and their number of blocks."""
-
-    runs: OrderedDict[_Run, None] = field(default_factory=OrderedDict)
-    blocks: int = 0
-
-    def add(self, run: _Run) -> None:
-        self.runs[run] = None
-        self.blocks += len(run.hashes)
-
-    def lost(self, most: int) -> Iterator[_Run]:
-        """Evict the ends of runs until at most `most` blocks are left, and yield them."""
-        while self.blocks > most:
-            first = next(iter(self.runs))
-            blocks = min(len(first.hashes), self.blocks - most)
-            self.blocks -= blocks
-            if blocks == len(first.hashes):
-                del self.runs[first]
-            yield first.ending(blocks)
-
-
-@dataclass(eq=False, slots=True)
 class Holding:
     """The blocks of one running request.
 
@@ -138,7 +60,7 @@ class Holding:
     allocated: int
     filled: int
     loaded_tokens: int
-    _last: _Run
+    _last: Run
     call: str = ""
 
 
@@ -154,9 +76,9 @@ class PrefixCache:
     block_tokens: int = BLOCK_TOKENS
     host_tokens: int = 0
     tell: Callable[[KvEvent], None] | None = None
-    _root: _Run = field(default_factory=lambda: _Run([]))
-    _free: _Line = field(default_factory=_Line)
-    _host: _Line = field(default_factory=_Line)
+    _root: Run = field(default_factory=lambda: Run([]))
+    _free: Line = field(default_factory=Line)
+    _host: Line = field(default_factory=Line)
     # Whole blocks of running requests; blocks promised to them beyond these; and the blocks in use.
     _held: int = 0
     _promised: int = 0
@@ -241,7 +163,7 @@ class PrefixCache:
             last = holding._last
             child = last.children.get(hashes[i])
             if child is not None:  # another request has computed it
-                n = child.shared(hashes, i, whole)
+                n = matching(child.hashes, hashes, i, whole)
                 holding._last = self._hold(child, n)
                 i += n
                 continue
@@ -251,7 +173,7 @@ class PrefixCache:
             if last.holders == 1 and not last.children:
                 last.hashes += new
             else:
-                holding._last = last.children[new[0]] = _Run(new, last, {}, 1)
+                holding._last = last.children[new[0]] = Run(new, last, {}, 1)
             return
 
     def release(self, holding: Holding) -> None:
@@ -288,20 +210,20 @@ class PrefixCache:
             stored = tuple(hashes[start:end])
             self.tell(BlocksStored(stored, parent, self.block_tokens, call))
 
-    def _tell_gone(self, run: _Run, tier: KvTier) -> None:
+    def _tell_gone(self, run: Run, tier: KvTier) -> None:
         if self.tell is not None:  # from the end, as in vLLM
             self.tell(BlocksRemoved(tuple(reversed(run.hashes)), tier))
 
-    def _hits(self, hashes: Sequence[int], prompt_tokens: int) -> list[tuple[_Run, int]]:
+    def _hits(self, hashes: Sequence[int], prompt_tokens: int) -> list[tuple[Run, int]]:
         """The runs that match the start of a prompt, and how many blocks of each."""
         most = min(len(hashes), max(0, prompt_tokens - 1) // self.block_tokens)
-        found: list[tuple[_Run, int]] = []
+        found: list[tuple[Run, int]] = []
         run, i = self._root, 0
         while i < most:
             child = run.children.get(hashes[i])
             if child is None:
                 break
-            n = child.shared(hashes, i, most)
+            n = matching(child.hashes, hashes, i, most)
             found.append((child, n))
             i += n
             if n < len(child.hashes):
@@ -309,7 +231,7 @@ class PrefixCache:
             run = child
         return found
 
-    def _hold(self, run: _Run, blocks: int) -> _Run:
+    def _hold(self, run: Run, blocks: int) -> Run:
         """Hold the first `blocks` of the run for one more request; return them."""
         first = run.beginning(blocks)
         if not run.holders:

@@ -8,7 +8,8 @@ from typing import assert_never
 
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.receipt import Drawn, SlaReceipt
-from cato.core.rollout import ArmCounts, Rollout, RolloutRule, counted
+from cato.core.rollout import Rollout
+from cato.core.rollout_rule import ArmCounts, RolloutRule, counted
 
 SHOWN = ArmCounts(shown=1)
 TAKEN = ArmCounts(taken=1)

@@ -11,15 +11,8 @@ from cato.core.length import LengthBelief
 from cato.core.receipt import NodeStatus, SlaReceipt
 from cato.core.record import record
 from cato.estimators.censoring import completed
-from cato.estimators.length_bound import (
-    CompiledForest,
-    ForestLengths,
-    ForestSettings,
-    LengthFeatures,
-    LengthRecord,
-    MarginalLengths,
-    beats,
-)
+from cato.estimators.length_bound import LengthFeatures, LengthRecord, MarginalLengths, beats
+from cato.estimators.length_forest import CompiledForest, ForestLengths, ForestSettings
 from cato.estimators.prompt_features import Asked, features_of
 
 Key = tuple[TaskName, NodeId, str]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cato.core.errors import UnknownNameError
 from cato.core.policies import Policies
@@ -19,7 +19,7 @@ from cato.lab.experiments.common import measured
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.fleet import PoolSetup
-from cato.sim.report import Report, Sample, Setting, Target, compare, summarize
+from cato.sim.report import Mean, Report, Sample, Setting, Target, compare, summarize
 from cato.sim.tasks import SimTask
 
 COMPARED = ("slo_attainment", "ttft_s_p95")
@@ -37,15 +37,26 @@ class Measurable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """Metrics, and what `Sample.further` keeps of the run."""
+
+    metrics: Mapping[str, float]
+    further: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """A setting without a fleet: `measure` gets the name of the arm and the seed."""
 
     setting: Setting
-    measure: Callable[[str, int], Mapping[str, float]]
+    measure: Callable[[str, int], Mapping[str, float] | Measured]
     arms: tuple[str, ...] = ()
 
     def sample(self, arm: str, seed: int) -> Sample:
-        return Sample(self.setting, arm, seed, self.measure(arm, seed))
+        found = self.measure(arm, seed)
+        if isinstance(found, Measured):
+            return Sample(self.setting, arm, seed, found.metrics, found.further)
+        return Sample(self.setting, arm, seed, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,44 +103,52 @@ NO_POLICIES: Policies = schedulers.ray_serve()
 """Policies of a cell's fleet before an arm sets its own."""
 
 
-def _none_derived(samples: Sequence[Sample]) -> Sequence[Sample]:
+def no_targets(samples: Sequence[Sample]) -> Sequence[Target]:
     return ()
+
+
+def _nothing(options: Options, samples: Sequence[Sample]) -> Mapping[str, object]:
+    return {}
 
 
 def chosen_arms(study: Study, options: Options) -> list[str]:
     """The arms asked for, or the default ones; raise `UnknownNameError`."""
     for name in options.policies:
         if name not in study.arms:
-            raise UnknownNameError("policy", name, study.arms)
+            raise UnknownNameError(study.called, name, study.arms)
     usual = study.quick_arms if options.quick and study.quick_arms else study.arms
     return [a for a in study.arms if a in (options.policies or usual)]
 
 
 def all_compared(study: Study, options: Options, progress: Progress) -> Report:
     """Every arm in every cell with every seed."""
+    chosen = chosen_arms(study, options)
     jobs = [
         _Job(study.name, options, cell, arm, seed)
         for cell, found in enumerate(study.cells(options))
         for seed in options.seeds
-        for arm in chosen_arms(study, options)
+        for arm in chosen
         if not (arms := found.arms) or arm in (study.reference, *arms)
+        if arm not in study.unseeded or seed == options.seeds[0]
     ]
     samples = run_all(_run, jobs, progress, options.jobs)
     return Report(
         study.name,
         options.seeds,
-        summarize((*study.derived(samples), *samples)),
+        tuple(study.means(samples)),
         compare(samples, study.reference, study.compared),
         tuple(study.targets(samples)),
+        study.extra(options, samples),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """`cells`: what is measured for given options (quick: a part that takes minutes), without seeds
-    and arms. `derived`: further samples computed from several cells. `compared`: metrics for which
-    differences between the `reference` and the other arms are reported. `quick_seeds`: number of
-    seeds when quick (0: all). `run`: replaces the loop over arms, cells and seeds.
+    and arms. `compared`: metrics for which differences between the `reference` and the other arms
+    are reported. `means`: the report's rows. `extra`: further data for plots. `quick_seeds`: number
+    of seeds when quick (0: all). `run`: replaces the loop over arms, cells and seeds. `unseeded`:
+    arms that run with the first seed alone. `called`: an arm, in an error.
     """
 
     name: str
@@ -141,11 +160,14 @@ class Study:
     plot: Callable[[Report, Path], Sequence[Path]]
     headlines: tuple[str, ...] = ()
     compared: tuple[str, ...] = COMPARED
-    derived: Callable[[Sequence[Sample]], Sequence[Sample]] = _none_derived
+    means: Callable[[Sequence[Sample]], Sequence[Mean]] = summarize
+    extra: Callable[[Options, Sequence[Sample]], Mapping[str, object]] = _nothing
     quick_arms: tuple[str, ...] = ()
     quick_seeds: int = 0
     run: Callable[[Study, Options, Progress], Report] = all_compared
     reference: str = schedulers.FORESIGHT
+    unseeded: tuple[str, ...] = ()
+    called: str = "policy"
 
 
 @dataclass(frozen=True, slots=True)

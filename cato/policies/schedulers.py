@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from statistics import median
 from types import MappingProxyType
 
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import Profile
 from cato.core.topology import PATIENCE_S, RAY_SERVE
-from cato.estimators.speed_meter import NO_SPEEDS, Speeds
+from cato.estimators.speed_meter import Speeds
 from cato.policies.admission.foresight import AGED_S, ForesightAdmission
 from cato.policies.admission.prompt_window import PromptWindow
-from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
+from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel, speed_model
 from cato.policies.admission.static_cap import StaticCap
 from cato.policies.admission.tempo import TempoAdmission
 from cato.policies.admission.working_set import WorkingSetAdmission
@@ -47,8 +46,6 @@ from cato.policies.routing.sticky import SessionHash, SmallestWorkingSet, Sticky
 
 # No queue bound: experiments count misses themselves, and a bound would hide them.
 UNBOUNDED = 1_000_000_000
-# Context for which a fitted speed holds: the mean of coding tasks, prompt plus half the answer.
-TYPICAL_CONTEXT_TOKENS = 512
 
 # Continuum's fixed time limit of KV blocks after a tool call, as it is usually compared.
 CONTINUUM_S = 30.0
@@ -245,24 +242,6 @@ BY_NAME: Mapping[str, Callable[[], Policies]] = MappingProxyType(
     }
 )
 """Schedulers that need no model of the engine."""
-
-
-def speed_model(profile: Profile, measured: Speeds = NO_SPEEDS) -> SpeedModel:
-    """SABER's USL, fitted to measured speeds by load.
-
-    At loads without a measurement, the profile's decode speed counts, corrected by the median ratio
-    of measured to predicted speeds: an engine that has only run a few calls at a time says little
-    of many.
-    """
-    # Imported here: scipy would make a router's restart half a second longer.
-    from cato.estimators.usl import SpeedSample, fit_usl
-
-    batches = range(1, max(4, profile.max_running) + 1)
-    speeds = {b: 1.0 / profile.decode_step_s(b, TYPICAL_CONTEXT_TOKENS) for b in batches}
-    ratios = [measured[load] / speeds[load] for load in measured if load in speeds]
-    correction = median(ratios) if ratios else 1.0
-    speeds = {load: correction * speed for load, speed in speeds.items()} | dict(measured)
-    return fit_usl([SpeedSample(load, speed) for load, speed in speeds.items()])
 
 
 def _ignoring_profile(make: Callable[[], Policies]) -> Callable[[Profile, int], Policies]:

@@ -13,13 +13,13 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from cato.config.engines import ray_actor_options
+from cato.config.deployments import ray_actor_options
 from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control.collector import spare_collector
 from cato.control.ray_private import check_ray_version, hold_early_requests, http_host
-from cato.core.demand import CallsBefore, calls_before
+from cato.core.follow_ups import CallsBefore, calls_before
 from cato.core.ids import DeploymentName, NodeId, TaskName
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.topology import (
@@ -31,7 +31,8 @@ from cato.core.topology import (
     SharedPoolSpec,
 )
 from cato.profiles.load import check_profiles, load_profiles
-from cato.serve.access.control import AccessControl, KeyRule, is_loopback
+from cato.serve.access.addresses import is_loopback
+from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.sign_in import SignIn
 from cato.serve.batches.folder import BatchRoom
 from cato.serve.batches.runner import BatchRunner
@@ -153,11 +154,7 @@ class Ingress:
         self._is_private = is_loopback(await asyncio.to_thread(http_host))
         sign_in = None if spec.sign_in is None else SignIn(spec.sign_in)
         self._access = AccessControl(KeyRule(spec.keys), share=1 / spec.replicas, sign_in=sign_in)
-        records = RayRecords(
-            self._pools,
-            _nodes(workflows),
-            self._access,
-        )
+        records = RayRecords(self._pools, _nodes(workflows), self._access)
         indexes = {}
         for name, folder in spec.indexes.items():
             store = run_dir() / "indexes" / name

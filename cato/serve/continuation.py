@@ -19,6 +19,7 @@ from cato.engines.base import PREEMPTED, EngineChunk
 from cato.serve.prompts import EngineCall
 from cato.wire.answer import AnswerWriter, Ending, Text
 from cato.wire.as_chat import messages_as_chat
+from cato.wire.begun import begun_chat, begun_response
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, events_bytes
 from cato.wire.limits import limits_of, shortened
@@ -230,11 +231,11 @@ class Answer:
             cut = self._cut_for_a_template()
             self._repeats = self.text[cut:]
             if endpoint is Endpoint.RESPONSES:
-                body |= _begun_response(body, self.text[:cut])
+                body |= begun_response(body, self.text[:cut])
             else:
                 if endpoint is Endpoint.MESSAGES:
                     body, endpoint = _as_chat(call) or body, Endpoint.CHAT
-                body |= _begun_chat(body, self.text[:cut])
+                body |= begun_chat(body, self.text[:cut])
         body = shortened({**body, **_limits(call)}, self._before)
         begun = self.text.removesuffix(self._repeats)
         return replace(call, body=body, endpoint=endpoint, begun=begun, begun_tokens=self._before)
@@ -277,26 +278,3 @@ def _as_chat(call: EngineCall) -> dict[str, Any] | None:
         return messages_as_chat(call.body)
     except (InputError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _begun_chat(body: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Chat fields whose last message is an unfinished answer starting with `text`."""
-    messages = list(body["messages"])
-    if body.get("continue_final_message") and messages:
-        *messages, last = messages
-        text = f"{last.get('content') or ''}{text}"
-    messages.append({"role": "assistant", "content": text})
-    return {
-        "messages": messages,
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-    }
-
-
-def _begun_response(body: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The same for a Responses body."""
-    said = body["input"]
-    items = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
-    content = [{"type": "output_text", "text": text, "annotations": []}]
-    begun = {"id": "msg_begun", "type": "message", "role": "assistant", "status": "in_progress"}
-    return {"input": [*items, {**begun, "content": content}]}

@@ -29,10 +29,7 @@ class EngineLoader:
     """Loads models into one slot; `zygote_socket` finds the zygote when engines fork from one."""
 
     def __init__(
-        self,
-        slots: DeploymentSpec,
-        socket_dir: str,
-        zygote_socket: Callable[[], Awaitable[str]],
+        self, slots: DeploymentSpec, socket_dir: str, zygote_socket: Callable[[], Awaitable[str]]
     ) -> None:
         self._slots = slots
         self._socket_dir = socket_dir

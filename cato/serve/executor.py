@@ -11,19 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from cato.core.errors import (
-    CatoError,
-    DeadlineError,
-    EngineDeadError,
-    EngineError,
-    InputError,
-    NodeError,
-    SupersededError,
-    UnknownNameError,
-    WorkLimitError,
-)
+from cato.core.errors import CatoError, DeadlineError, NodeError, SupersededError
 from cato.core.ids import NodeId
-from cato.core.receipt import CLIENT_LEFT, DEADLINE_EXCEEDED, SUPERSEDED, Excuse
+from cato.core.receipt import CLIENT_LEFT, DEADLINE_EXCEEDED, SUPERSEDED
 from cato.core.record import changed
 from cato.core.retries import RetryBudget
 from cato.core.run_record import Execution
@@ -41,6 +31,7 @@ from cato.core.runs import (
 )
 from cato.core.workflow import CallSettings, LlmSettings, TransformSettings
 from cato.serve.attempts import Attempts
+from cato.serve.excuses import excuse_of
 from cato.serve.invoker import NO_RULES, CallRules, Invoker, ModelUse, Piece
 from cato.serve.lengths import Lengths
 from cato.serve.nodes.runner import NodeRunner
@@ -191,7 +182,7 @@ class RunningTask:
 
     def _end(self, finish: FinishRun) -> None:
         receipt = finish.receipt
-        excuse = _excuse(receipt.status, receipt.problem, self.error)
+        excuse = excuse_of(receipt.status, receipt.problem, self.error)
         self.finish = finish = changed(finish, receipt=changed(receipt, excuse=excuse))
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -288,15 +279,3 @@ class RunningTask:
         if isinstance(settings, TransformSettings):
             self._emit(command, Piece(str(result["text"])))
         return result
-
-
-def _excuse(status: str, problem: str, error: CatoError | None) -> Excuse:
-    if status == "cancelled":
-        excuses = {SUPERSEDED: Excuse.SUPERSEDED, CLIENT_LEFT: Excuse.CLIENT_LEFT}
-        return excuses.get(problem, Excuse.NONE)
-    if status != "failed":
-        return Excuse.NONE
-    of_client = isinstance(error, InputError | UnknownNameError | WorkLimitError)
-    if isinstance(error, EngineError) and not isinstance(error, EngineDeadError):
-        of_client = error.status is not None and 400 <= error.status < 500 and error.status != 429
-    return Excuse.CLIENT_ERROR if of_client else Excuse.NONE

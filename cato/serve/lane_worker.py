@@ -70,10 +70,7 @@ def work(do: Callable[[dict[str, Any]], object]) -> None:
 
 
 def _work(
-    socket_: socket.socket,
-    do: Callable[[dict[str, Any]], object],
-    cpu_s: float,
-    at_work: mmap.mmap,
+    socket_: socket.socket, do: Callable[[dict[str, Any]], object], cpu_s: float, at_work: mmap.mmap
 ) -> NoReturn:
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -22,10 +22,7 @@ class Progress:
     """Reports generated tokens to the pool's router, and takes its preemption orders."""
 
     def __init__(
-        self,
-        replica: ReplicaId,
-        attempts: Mapping[InvocationId, int],
-        tell: Callable[[Told], None],
+        self, replica: ReplicaId, attempts: Mapping[InvocationId, int], tell: Callable[[Told], None]
     ) -> None:
         self._replica, self._attempts, self._tell_router = replica, attempts, tell
         self._tokens: dict[InvocationId, int] = {}

@@ -14,7 +14,8 @@ from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
 from cato.wire.limits import limits_of
 from cato.wire.prefix import block_chars, chain
-from cato.workflows.fim import fit_fim, render_fim, stop_strings
+from cato.workflows.fim import fit_fim, render_fim
+from cato.workflows.fim_families import stop_strings
 
 # Prompt tokens kept free for sentinels, the chat template and errors of the token estimate.
 MARGIN_TOKENS = 24

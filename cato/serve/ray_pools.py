@@ -18,7 +18,6 @@ from cato.control import actors, ray_private, replica_sets
 from cato.control.links import link_to_router
 from cato.control.messages import Left
 from cato.core.commands import Dispatch
-from cato.core.demand import CallsBefore
 from cato.core.errors import (
     CapacityError,
     CatoError,
@@ -28,6 +27,7 @@ from cato.core.errors import (
     UnknownNameError,
 )
 from cato.core.events import ReplicaLost
+from cato.core.follow_ups import CallsBefore
 from cato.core.ids import InvocationId, PoolName, ReplicaId, TaskName
 from cato.core.orchestrator import PoolPicture
 from cato.core.profile import UNMEASURED, Profile

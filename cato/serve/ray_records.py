@@ -103,12 +103,7 @@ class RayRecords:
         return self._table.get(task, {})
 
     def length(
-        self,
-        task: TaskName,
-        node: NodeId,
-        model: str,
-        features: tuple[float, ...],
-        max_tokens: int,
+        self, task: TaskName, node: NodeId, model: str, features: tuple[float, ...], max_tokens: int
     ) -> LengthBelief | None:
         return self._lengths.belief(task, node, model, features, max_tokens)
 

@@ -29,12 +29,7 @@ class Records(Protocol):
         ...
 
     def length(
-        self,
-        task: TaskName,
-        node: NodeId,
-        model: str,
-        features: tuple[float, ...],
-        max_tokens: int,
+        self, task: TaskName, node: NodeId, model: str, features: tuple[float, ...], max_tokens: int
     ) -> LengthBelief | None:
         """Belief about the output length of a call with these features (`features_of`); None until
         enough were seen. Never blocks."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cato.core.demand import CallKind, FollowUps, PoolMeter, Provision, pool_loads
+from cato.core.demand import CallKind, PoolMeter
 from cato.core.events import Event
+from cato.core.follow_ups import FollowUps, Provision, pool_loads
 from cato.core.ids import NodeId, PoolName
 from cato.core.profile import Profile
 from cato.core.scaling import PoolLoad, ScalingPolicy

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 Setting = Mapping[str, str | float]
 """The settings of a run: `{"rate_per_s": 5.0, "workload": "W1"}`."""
@@ -17,12 +18,16 @@ Setting = Mapping[str, str | float]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: metrics of one policy in one setting with one seed."""
+    """One run: metrics of one policy in one setting with one seed.
+
+    `further`: what targets or plots need besides; it is not averaged.
+    """
 
     setting: Setting
     policy: str
     seed: int
     metrics: Mapping[str, float]
+    further: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,14 @@ from cato.sim.scenario_schema import (
     DEFAULT_MAX_REPLICAS,
     DEFAULT_SCHEDULER,
     LEAST_TASKS,
-    MAX_DURATION_S,
     ScenarioFile,
-    TaskPart,
     default_classes,
-    workflow_problems,
 )
+from cato.sim.task_schema import MAX_DURATION_S, TaskPart, workflow_problems
+from cato.sim.tempo_workload import TEMPO_ENGINE
 from cato.sim.traces import TraceRow, load_azure
 from cato.sim.workflow_estimates import with_estimates
-from cato.sim.workloads import SABER_ENGINE, SEVEN_B, TEMPO_ENGINE
+from cato.sim.workloads import SABER_ENGINE, SEVEN_B
 from cato.workflows.load import load_workflow
 
 CONSTANTS: Mapping[str, Profile] = {"7b": SEVEN_B, "saber": SABER_ENGINE, "tempo": TEMPO_ENGINE}

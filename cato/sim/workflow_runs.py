@@ -7,11 +7,9 @@ are withdrawn from their pools.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, assert_never
 
-from cato.core.commands import Dispatch
 from cato.core.errors import ExpressionError
 from cato.core.ids import InvocationId, NodeId, RunId
 from cato.core.receipt import DEADLINE_EXCEEDED, LlmFacts
@@ -32,8 +30,8 @@ from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.workflow import TransformSettings
 from cato.sim.calls import Call, TaskRun
-from cato.sim.steps import Sequence as EngineSequence
 from cato.sim.tasks import SimNode
+from cato.sim.workflow_calls import Execution, ExecutionKey, NodeCall
 from cato.sim.workflow_tasks import (
     TEXT,
     LlmWork,
@@ -46,83 +44,6 @@ from cato.sim.workflow_tasks import (
 
 if TYPE_CHECKING:
     from cato.sim.fleet import Fleet
-
-_Key = tuple[NodeId, int, int | None]
-
-
-@dataclass(slots=True, eq=False)
-class _Execution:
-    """One started execution of a node."""
-
-    command: StartNode
-    alarms: list[int] = field(default_factory=list)
-    call: NodeCall | None = None
-
-    @property
-    def key(self) -> _Key:
-        return (self.command.node.id, self.command.round, self.command.item)
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class NodeCall(Call):
-    """The call of an LLM node, with the facts for its receipt."""
-
-    execution: _Execution
-    draw: float
-    max_tokens: int
-    lease: Dispatch | None = None
-    is_leased: bool = False
-    first_token_s: float | None = None  # since it was sent
-    queue_s: float = 0.0
-    service_s: float = 0.0
-
-    def sent(self, command: Dispatch, now_s: float) -> EngineSequence:
-        self.queue_s += now_s - self.waits_since_s
-        self.lease, self.is_leased = command, True
-        return Call.sent(self, command, now_s)
-
-    def taken_back(self, now_s: float) -> None:
-        self.end_lease(now_s)
-        Call.taken_back(self, now_s)
-
-    def ended(self, cached_tokens: int, now_s: float) -> None:
-        self.run.outcome.cached_tokens += cached_tokens
-        self.end_lease(now_s)
-
-    def end_lease(self, now_s: float) -> None:
-        """No-op when it has no lease."""
-        if self.is_leased:
-            self.is_leased = False
-            served_s = now_s - self.sent_at_s
-            self.service_s += served_s
-            self.run.served_s += served_s
-
-    def facts(self) -> LlmFacts:
-        lease = self.lease
-        has_ended = self.tokens == self.node.output_tokens
-        reason = "length" if self.tokens >= self.max_tokens else "stop" if has_ended else ""
-        return LlmFacts(
-            model="",
-            pool=self.pool.setup.name,
-            replica=lease.replica_id if lease else "",
-            deployment=lease.deployment if lease else "",
-            queue_s=self.queue_s,
-            priority=lease.priority if lease else 0,
-            slack_s=lease.slack_s if lease else 0.0,
-            predicted_s=lease.remaining_s if lease else 0.0,
-            engine_ttft_s=self.first_token_s,
-            prompt_tokens=self.node.prompt_tokens,
-            cached_prompt_tokens=0,
-            output_tokens=max(self.tokens, self.generated),
-            finish_reason=reason,
-            attempts=self.attempt,
-            simulated=True,
-            reasons=(lease.reason,) if lease else (),
-            expected_tokens=self.node.expected_tokens,
-            predicted_queue_s=lease.predicted_queue_s if lease else 0.0,
-            service_s=self.service_s,
-            predicted_service_s=lease.service_s if lease else 0.0,
-        )
 
 
 class WorkflowRun(TaskRun):
@@ -145,7 +66,7 @@ class WorkflowRun(TaskRun):
             fleet.kernel.now_s,
             kind.next_share,
         )
-        self._open: dict[_Key, _Execution] = {}
+        self._open: dict[ExecutionKey, Execution] = {}
         self._with_text: set[tuple[NodeId, int]] = set()
         self._streamed: tuple[NodeId, int] | None = None
         self._deadline = 0  # alarm id
@@ -205,7 +126,7 @@ class WorkflowRun(TaskRun):
     # Nodes
 
     def _start_node(self, command: StartNode) -> None:
-        execution, alarms, now_s = _Execution(command), self.fleet.alarms, self._now_s
+        execution, alarms, now_s = Execution(command), self.fleet.alarms, self._now_s
         self._open[execution.key] = execution
         if command.limit_s is not None:
             limit = alarms.at(now_s + command.limit_s, self._time_out, execution)
@@ -218,7 +139,7 @@ class WorkflowRun(TaskRun):
         else:
             self.fleet.kernel.at(now_s, self._local_done, execution)
 
-    def _local_done(self, execution: _Execution) -> None:
+    def _local_done(self, execution: Execution) -> None:
         command, node = execution.command, execution.command.node
         if not self._settle(execution):
             return
@@ -230,19 +151,19 @@ class WorkflowRun(TaskRun):
         self._done(execution, local_result(node, work, is_ok), None)
 
     def _done(
-        self, execution: _Execution, result: Mapping[str, object], llm: LlmFacts | None
+        self, execution: Execution, result: Mapping[str, object], llm: LlmFacts | None
     ) -> None:
         self._tell(NodeDone(self._now_s, *execution.key, result, llm))
 
-    def _failed(self, execution: _Execution, problem: str, timed_out: bool = False) -> None:
+    def _failed(self, execution: Execution, problem: str, timed_out: bool = False) -> None:
         facts = None if execution.call is None else execution.call.facts()
         self._tell(NodeFailed(self._now_s, *execution.key, problem, timed_out, facts))
 
-    def _time_out(self, execution: _Execution) -> None:
+    def _time_out(self, execution: Execution) -> None:
         self._abandon([execution])
         self._failed(execution, f"not ready within its {execution.command.limit_s:.3f} s", True)
 
-    def _settle(self, execution: _Execution) -> bool:
+    def _settle(self, execution: Execution) -> bool:
         """Mark it as finished; False when it already was."""
         if self._open.get(execution.key) is not execution:
             return False
@@ -251,7 +172,7 @@ class WorkflowRun(TaskRun):
             self.fleet.alarms.call_off(alarm)
         return True
 
-    def _abandon(self, executions: Iterable[_Execution]) -> None:
+    def _abandon(self, executions: Iterable[Execution]) -> None:
         """Withdraw their calls, waiting ones first, so that these do not take the batch slots of
         the running ones. Live calls leave together too, in one turn of the event loop."""
         calls = []
@@ -265,19 +186,19 @@ class WorkflowRun(TaskRun):
             call.end_lease(self._now_s)
             call.pool.cancel(call.id, call.attempt, "its run needs it no more")
 
-    def _emit(self, execution: _Execution) -> None:
+    def _emit(self, execution: Execution) -> None:
         """Text of a node: sent at once when it is the streamed node, else kept."""
         if execution.command.item is None:
             self._with_text.add(execution.key[:2])
             if self._is_streamed(execution):
                 self._tell(TextSent(self._now_s))
 
-    def _is_streamed(self, execution: _Execution) -> bool:
+    def _is_streamed(self, execution: Execution) -> bool:
         return self._streamed == execution.key[:2] and execution.command.item is None
 
     # LLM calls
 
-    def _call(self, execution: _Execution, work: LlmWork) -> None:
+    def _call(self, execution: Execution, work: LlmWork) -> None:
         command, task, now_s = execution.command, self._task, self._now_s
         settings = llm_settings(command.node)
         try:
@@ -335,7 +256,7 @@ class WorkflowRun(TaskRun):
             began_at_s=run.arrived_at_s,
         )
 
-    def _broken(self, execution: _Execution, problem: str) -> None:
+    def _broken(self, execution: Execution, problem: str) -> None:
         """The call could not be made."""
         if self._settle(execution):
             self._failed(execution, problem)
@@ -368,7 +289,7 @@ class WorkflowRun(TaskRun):
         # The pool is executing its commands: tell the run afterwards.
         self.fleet.kernel.at(self._now_s, self._turned_away, call.execution)
 
-    def _turned_away(self, execution: _Execution) -> None:
+    def _turned_away(self, execution: Execution) -> None:
         if self._settle(execution):
             self._failed(execution, "refused: its pool has no room for it in time")
             outcome = self.outcome

@@ -13,14 +13,8 @@ from cato.core.residency import Resident
 from cato.core.slots import SharedPoolPicture, SlotPicture
 from cato.core.snapshot import ReplicaSnapshot
 from cato.telemetry.decisions import LOAD, LOST, Decided, PoolDecisions, slack_now
-from cato.telemetry.recent import (
-    Lately,
-    RecentOverview,
-    RecentSessions,
-    RunLine,
-    TaskHistory,
-    TenantLine,
-)
+from cato.telemetry.recent import Lately, RecentOverview, RunLine, TaskHistory, TenantLine
+from cato.telemetry.recent_sessions import RecentSessions
 
 SHOWN_DECISIONS = 60
 # How long a lost replica stays in the list.

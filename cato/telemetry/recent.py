@@ -1,28 +1,24 @@
-"""Recent activity: attainment per task over the last half hour, the slowest runs, and active
-sessions."""
+"""Recent activity: attainment per task over the last half hour, the slowest runs, and sessions."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from cato.core.ids import TaskName
-from cato.core.receipt import Placement, SlaReceipt
+from cato.core.receipt import SlaReceipt
+from cato.telemetry.recent_sessions import NO_SESSIONS, WINDOW_S, RecentSessions, RecentTurns
 
 BIN_S = 10.0
-WINDOW_S = 1800.0
 # Newest runs kept of all, and as many of those that missed their SLO. A receipt is about 5 kB.
 KEPT_RUNS = 200
 SHOWN_RUNS = 40
-# Recently active sessions to keep; about 400 B each.
-KEPT_SESSIONS = 2_000
 # Current figures cover the last five minutes and at most this many runs, about 250 B each.
 LATELY_S = 300.0
 KEPT_LATELY = 20_000
 SHOWN_TENANTS = 20
-SHOWN_SESSIONS = 20
 
 
 @dataclass(slots=True)
@@ -82,36 +78,6 @@ class RunLine:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionLine:
-    """A session in a list, from the turns counted here; `replica` ran its last one.
-
-    `moved` turns ran on another replica than the turn before. `slack_s` is the slack of a session
-    with a target at its last turn, None without a target.
-    """
-
-    session: str
-    client: str
-    turns: int = 0
-    met: int = 0
-    moved: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    replica: str = ""
-    slack_s: float | None = None
-    ended_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RecentSessions:
-    """Sessions of the last half hour: their number, their tokens, and the newest, latest first."""
-
-    count: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    newest: tuple[SessionLine, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Lately:
     """Figures of the last five minutes: quantiles of the time to first token (None without any),
     output tokens per second, and prompt tokens in total and cached."""
@@ -155,7 +121,7 @@ class RecentOverview:
 
     tasks: tuple[TaskHistory, ...] = ()
     runs: tuple[RunLine, ...] = ()
-    sessions: RecentSessions = RecentSessions()
+    sessions: RecentSessions = NO_SESSIONS
     lately: Lately = Lately()
     tenants: tuple[TenantLine, ...] = ()
 
@@ -168,8 +134,7 @@ class RecentRuns:
         self._slos: dict[tuple[str, TaskName], tuple[str, float]] = {}
         self._newest: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
         self._missed: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
-        # By tenant and name, least recently used first.
-        self._sessions: OrderedDict[tuple[str, str], SessionLine] = OrderedDict()
+        self._sessions = RecentTurns()
         self._lately: deque[_Sample] = deque(maxlen=KEPT_LATELY)
 
     def record(self, receipt: SlaReceipt, ended_at_s: float) -> None:
@@ -179,7 +144,7 @@ class RecentRuns:
         self._lately.append(_sample(receipt, ended_at_s))
         self._forget_old(ended_at_s)
         if receipt.session:
-            self._record_turn(receipt, ended_at_s)
+            self._sessions.record(receipt, ended_at_s)
         if receipt.excuse:
             return  # neither met nor missed
         if not receipt.met:
@@ -201,11 +166,7 @@ class RecentRuns:
         """Also without an overview, which may never be asked for."""
         while self._lately and self._lately[0].ended_at_s < now_s - LATELY_S:
             self._lately.popleft()
-        while self._sessions:
-            name, oldest = next(iter(self._sessions.items()))
-            if oldest.ended_at_s >= now_s - WINDOW_S:
-                return
-            del self._sessions[name]
+        self._sessions.forget_old(now_s)
 
     def overview(self, tenant: str | None, now_s: float) -> RecentOverview:
         """Overview of what `tenant` may see; None: everything."""
@@ -225,7 +186,7 @@ class RecentRuns:
         return RecentOverview(
             tuple(self._tasks(tenant, since_s)),
             tuple(slowest[:SHOWN_RUNS]),
-            self._recent_sessions(tenant, since_s),
+            self._sessions.overview(tenant, since_s),
             *self._figures(tenant, now_s),
         )
 
@@ -256,42 +217,6 @@ class RecentRuns:
             lines.values(), key=lambda t: (-t.prompt_tokens - t.output_tokens, t.tenant)
         )
         return lately, tuple(by_tokens[:SHOWN_TENANTS])
-
-    def _record_turn(self, receipt: SlaReceipt, ended_at_s: float) -> None:
-        calls = [node.llm for node in receipt.nodes if node.llm is not None]
-        if not calls:
-            return
-        name = (receipt.tenant, receipt.session)
-        known = self._sessions.pop(name, None)
-        if known is None or known.ended_at_s < ended_at_s - WINDOW_S:
-            known = SessionLine(receipt.session, receipt.client)
-        self._sessions[name] = replace(
-            known,
-            turns=known.turns + 1,
-            met=known.met + receipt.met,
-            moved=known.moved + (calls[-1].placement is Placement.MOVED),
-            prompt_tokens=known.prompt_tokens + sum(c.prompt_tokens for c in calls),
-            cached_prompt_tokens=known.cached_prompt_tokens
-            + sum(c.cached_prompt_tokens for c in calls),
-            replica=calls[-1].replica or known.replica,
-            slack_s=receipt.session_slack_s,
-            ended_at_s=ended_at_s,
-        )
-        if len(self._sessions) > KEPT_SESSIONS:
-            self._sessions.popitem(last=False)
-
-    def _recent_sessions(self, tenant: str | None, since_s: float) -> RecentSessions:
-        mine = [
-            line
-            for (whose, _), line in reversed(self._sessions.items())
-            if tenant in (None, whose) and line.ended_at_s >= since_s
-        ]
-        return RecentSessions(
-            len(mine),
-            sum(line.prompt_tokens for line in mine),
-            sum(line.cached_prompt_tokens for line in mine),
-            tuple(mine[:SHOWN_SESSIONS]),
-        )
 
     def _tasks(self, tenant: str | None, since_s: float) -> Iterator[TaskHistory]:
         mine = [name for name in self._bins if tenant in (None, name[0])]

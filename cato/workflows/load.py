@@ -35,6 +35,7 @@ from cato.core.workflow import (
     Workflow,
 )
 from cato.workflows import graph
+from cato.workflows.sandbox import MAPPING_MEMBERS
 from cato.workflows.schema import (
     DEFAULT_MAX_ITEMS,
     MAX_NODES,
@@ -53,7 +54,6 @@ from cato.workflows.schema import (
     fits_type,
 )
 from cato.workflows.templates import (
-    MAPPING_MEMBERS,
     JinjaExpression,
     JinjaTemplate,
     compile_expression,

@@ -1,83 +1,38 @@
-"""Jinja2 templates and expressions of workflows, in a sandbox stricter than Jinja's own.
+"""Jinja2 templates and expressions of workflows, compiled for a sandbox.
 
 Templates see plain data: the inputs and the results of nodes. Rendered text is never rendered
 again. A name without a value (a node that has not run) is falsy and renders as "", and so do its
 attributes: `refine.text`, `check.ok`.
 
 Allowed: output, `if`, `for`, `set`, all operators but `**`, `range`, and the names in `FILTERS` and
-`_MEMBERS`. The work of a rendering is limited (see `Bounds`) and counted before it is done: every
+`MEMBERS`. The work of a rendering is limited (see `Bounds`) and counted before it is done: every
 operation counts all values it may touch, nested ones included, so that none takes long.
 A block (`{% ... %}`) alone on a line leaves no empty line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import jinja2
-from jinja2 import ChainableUndefined, TemplateSyntaxError, Undefined, meta, nodes
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2 import TemplateSyntaxError, Undefined, meta, nodes
+from jinja2.exceptions import TemplateError
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from cato.config.problems import did_you_mean
 from cato.core.errors import ExpressionError, WorkLimitError
-from cato.workflows.filters import (
-    FILTERS,
-    LOOKING_AT_KIND,
-    charged,
-    check_stripped,
-    compared,
-    copied,
-    counted,
-    put_out,
-    searched,
-    words,
-)
-from cato.workflows.work import LITTLE, MAX_STEPS, WORK, TooMuch, Work, present_bounds, work_of
+from cato.workflows.filters import FILTERS, counted
+from cato.workflows.sandbox import ENVIRONMENT, Bounded
+from cato.workflows.work import LITTLE, WORK, TooMuch, Work, present_bounds
 
 MAX_SOURCE_CHARS = 64_000
 """Longest template: a prompt's fixed part is a page or two."""
 
-MAX_NUMBER_BITS = 256
-"""Largest product of whole numbers; stops repeated squaring from filling the memory."""
-
 _MAX_PROBLEM_CHARS = 200
 _MAX_SOURCE_SHOWN_CHARS = 80
-
-# The blanks keep templates from using these names.
-_COUNTED = "counted items"
-_COMPARED = "compared value"
-_SEARCHED = "searched value"
-_COPIED = "copied part"
 _RESULT = "_result"
-
-# Members of values that templates may use: none changes a value or makes it longer.
-MAPPING_MEMBERS = frozenset({"get", "items", "keys", "values"})
-_MEMBERS: tuple[tuple[type[Any], frozenset[str]], ...] = (
-    (
-        str,
-        words(
-            "capitalize count endswith find isalnum isalpha isdigit isidentifier islower isspace "
-            "isupper lower lstrip partition removeprefix removesuffix rfind rpartition rsplit "
-            "rstrip split splitlines startswith strip title upper"
-        ),
-    ),
-    (Mapping, MAPPING_MEMBERS),
-    (Sequence, frozenset({"count", "index"})),
-    (
-        LoopContext,
-        words(
-            "changed cycle depth depth0 first index index0 last length nextitem previtem "
-            "revindex revindex0"
-        ),
-    ),
-)
 
 _STATEMENTS = {
     nodes.Include: "include",
@@ -99,145 +54,6 @@ _ALLOWED = (
     *(nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand, nodes.Not, nodes.And, nodes.Or),
     *(nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Neg, nodes.Pos),
 )
-
-
-def _range(*args: int) -> range:
-    """Python's `range`, of at most `MAX_STEPS` numbers."""
-    numbers = range(*args)
-    if len(numbers) > MAX_STEPS:
-        raise SecurityError(f"range of more than {MAX_STEPS:,} numbers")
-    return numbers
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox in which an attribute is a mapping's key or listed in `_MEMBERS`."""
-
-    intercepted_binops = frozenset({"+", "*", "%"})
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if isinstance(obj, Mapping) and attribute in obj:
-            return obj[attribute]
-        if attribute.startswith("_"):
-            raise SecurityError(f"access to {attribute!r} is not allowed")
-        if isinstance(obj, Undefined):
-            return obj
-        for type_, members in _MEMBERS:
-            if isinstance(obj, type_) and attribute in members:
-                return getattr(obj, attribute)
-        if hasattr(type(obj), attribute):
-            raise SecurityError(f"{attribute!r} of a {type(obj).__name__} is not allowed")
-        return self.undefined(obj=obj, name=attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(obj, Undefined):
-            return obj
-        try:
-            return obj[argument]
-        except (TypeError, LookupError):
-            if isinstance(argument, str):
-                return self.getattr(obj, argument)
-        return self.undefined(obj=obj, name=argument)
-
-    def is_safe_callable(self, obj: Any) -> bool:
-        owner = getattr(obj, "__self__", None)
-        return (
-            obj is _range
-            or isinstance(obj, Undefined)
-            or isinstance(owner, (str, Mapping, Sequence, LoopContext))
-        )
-
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        work, owner = work_of(context), getattr(obj, "__self__", None)
-        name = getattr(obj, "__name__", "")
-        if isinstance(owner, str):
-            work.read(len(owner))
-            if name.endswith("strip"):
-                check_stripped(next(iter(args), None))
-            elif name.startswith(("split", "rsplit")):
-                work.write(len(owner))
-        elif isinstance(owner, Sequence):
-            work.read_all(owner)
-        for value in (*args, *kwargs.values()):
-            work.read_all(value)
-        return super().call(context, obj, *args, **kwargs)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%" and isinstance(left, str):
-            raise SecurityError("% formats no text here; use ~")
-        if operator in "+*":
-            _charge(work_of(context), operator, left, right)
-        return self.binop_table[operator](left, right)
-
-
-def _charge(work: Work, sign: str, left: Any, right: Any) -> None:
-    """Bound the size of `left + right` or `left * right` before it is computed."""
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_NUMBER_BITS:
-            raise SecurityError("a number is too large")
-    elif sign == "+":
-        work.write(sum(len(x) for x in (left, right) if isinstance(x, str | list | tuple)))
-    else:
-        for text, times in ((left, right), (right, left)):
-            if isinstance(text, str | list | tuple) and isinstance(times, int):
-                work.write(len(text) * max(0, times))
-
-
-class _Bounded(NodeTransformer):
-    """Adds counting filters to the operands of loops, comparisons, slices and `~`."""
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        parts = nodes.List(node.nodes, lineno=node.lineno)
-        return _filtered(parts, "join")
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = _filtered(node.expr, _COMPARED)
-        for operand in node.ops:
-            is_search = operand.op in ("in", "notin")
-            operand.expr = _filtered(operand.expr, _SEARCHED if is_search else _COMPARED)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
-        self.generic_visit(node)
-        return _filtered(node, _COPIED) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        inside = sum(1 for _ in node.find_all(nodes.Node))
-        self.generic_visit(node)
-        node.iter = _filtered(node.iter, _COUNTED, nodes.Const(inside, lineno=node.lineno))
-        return node
-
-
-def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
-
-
-def _new_environment() -> _Environment:
-    environment = _Environment(
-        autoescape=False,
-        undefined=ChainableUndefined,
-        finalize=put_out,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals = {"range": _range}
-    environment.filters = {
-        **FILTERS,
-        _COUNTED: counted,
-        _COMPARED: compared,
-        _SEARCHED: searched,
-        _COPIED: copied,
-    }
-    tests: dict[str, Any] = environment.tests
-    environment.tests = {n: charged(n, test, LOOKING_AT_KIND) for n, test in tests.items()}
-    return environment
-
-
-_ENVIRONMENT = _new_environment()
-
-
-# --- compiling ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +121,7 @@ def compile_template(source: str) -> JinjaTemplate:
     """Raise `ExpressionError` when `source` is no template or uses a forbidden construct."""
     try:
         _check_size(source)
-        return JinjaTemplate(source, *_compile(_ENVIRONMENT.parse(source)))
+        return JinjaTemplate(source, *_compile(ENVIRONMENT.parse(source)))
     except Exception as exc:  # deep nesting ends in RecursionError, MemoryError or SyntaxError
         raise _error(source, exc) from exc
 
@@ -317,14 +133,14 @@ def compile_expression(source: str) -> JinjaExpression:
         _check_size(source)
         if source.lstrip().startswith(("{{", "{%")):
             raise TemplateSyntaxError("an expression is written without {{ }}", 1)
-        parser = Parser(_ENVIRONMENT, source, state="variable")
+        parser = Parser(ENVIRONMENT, source, state="variable")
         expression = parser.parse_expression()
         if not parser.stream.eos:
             line = parser.stream.current.lineno
             raise TemplateSyntaxError(f"unexpected {str(parser.stream.current)!r}", line)
         assign = nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)
         template = nodes.Template([assign], lineno=1)
-        return JinjaExpression(source, *_compile(template.set_environment(_ENVIRONMENT)))
+        return JinjaExpression(source, *_compile(template.set_environment(ENVIRONMENT)))
     except Exception as exc:  # as above
         raise _error(source, exc) from exc
 
@@ -341,10 +157,10 @@ def _compile(
         _check(node)
     assert isinstance(tree, nodes.Template)
     attributes = frozenset(_attributes(tree))
-    _Bounded().visit(tree)  # in place
-    tree.set_environment(_ENVIRONMENT)
+    Bounded().visit(tree)  # in place
+    tree.set_environment(ENVIRONMENT)
     names = frozenset(meta.find_undeclared_variables(tree))
-    return names, attributes, _ENVIRONMENT.from_string(tree)
+    return names, attributes, ENVIRONMENT.from_string(tree)
 
 
 def _attributes(tree: nodes.Template) -> Iterator[tuple[str, str]]:
@@ -369,7 +185,7 @@ def _check(node: nodes.Node) -> None:
     if isinstance(node, nodes.Filter):
         _check_known("filter", node.name, FILTERS, node.lineno)
     elif isinstance(node, nodes.Test):
-        _check_known("test", node.name, _ENVIRONMENT.tests, node.lineno)
+        _check_known("test", node.name, ENVIRONMENT.tests, node.lineno)
 
 
 def _check_known(kind: str, name: str, known: Iterable[str], line: int) -> None:

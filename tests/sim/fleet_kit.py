@@ -11,6 +11,7 @@ from kits.builders import a_profile
 
 from cato.core.commands import Command
 from cato.core.events import Event
+from cato.core.eviction import Wanted
 from cato.core.ids import InvocationId, PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
@@ -20,7 +21,7 @@ from cato.core.slo import SloMetric
 from cato.estimators.usl import UslFit
 from cato.policies import schedulers
 from cato.policies.ordering.tempo import GainDensity
-from cato.sim.cards import OUTPUT_TOKENS, SLO_S, CardArrival, Wanted, model_name
+from cato.sim.card_workload import OUTPUT_TOKENS, SLO_S, CardArrival, model_name
 from cato.sim.fleet import Fleet, PoolSetup, Recorder
 from cato.sim.tasks import SimNode, SimTask
 

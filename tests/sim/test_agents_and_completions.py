@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from cato.lab.studies import agents, agents_and_completions
+from cato.lab.studies import agent_fleet, agents_and_completions
 from cato.lab.study import as_experiment
 from cato.sim.experiment import Options, silent
 from cato.sim.report import Sample
-from cato.sim.sessions import read_sessions
+from cato.sim.session_traces import read_sessions
 
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sessions of 40 turns, 3 s apart; ten minutes of them are played."""
-    monkeypatch.setattr(agents, "WARM_UP_S", 100.0)
-    monkeypatch.setattr(agents, "COUNTED_S", 500.0)
+    monkeypatch.setattr(agent_fleet, "WARM_UP_S", 100.0)
+    monkeypatch.setattr(agent_fleet, "COUNTED_S", 500.0)
     path = tmp_path / "trace.jsonl.gz"
     turn = {"gap": 3.0, "out": 50}
     with gzip.open(path, "wt") as lines:
@@ -47,7 +47,9 @@ def test_a_fifth_of_the_calls_are_completions_and_all_are_in_time_where_little_r
 
 
 def test_a_user_who_waits_for_nothing_plays_as_many_turns_as_the_gaps_allow(trace: Path) -> None:
-    rate = agents_and_completions.turns_per_s(read_sessions(trace), agents.card_profile("large"))
+    rate = agents_and_completions.turns_per_s(
+        read_sessions(trace), agent_fleet.card_profile("large")
+    )
     assert 1 / 6 < rate < 1 / 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.scaling import PoolLoad, Scale
 from cato.core.slo import SloMetric
 from cato.lab.experiments import coding_scaling
+from cato.lab.registry import experiment
 from cato.policies import schedulers
 from cato.policies.scaling.forecast import Forecast
 from cato.sim.autoscale import AutoscaledFleet, PoolPoint, ScaledPool, follow_ups_of
@@ -115,14 +117,17 @@ def test_follow_ups_share_a_call_among_those_it_needs() -> None:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> Iterator[Report]:
     methods = (
         coding_scaling.OURS,
         coding_scaling.PUBLISHED,
         coding_scaling.ZERO_DELAY,
         coding_scaling.CEILING,
     )
-    return coding_scaling.run(Options((0, 1), methods), silent, long_s=60.0, short_s=30.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coding_scaling, "LONG_S", 60.0)
+        patch.setattr(coding_scaling, "SHORT_S", 30.0)
+        yield experiment("coding-scaling").run(Options((0, 1), methods), silent)
 
 
 def test_the_load_of_a_run_is_its_utilization_of_the_largest_fleet() -> None:
@@ -153,9 +158,11 @@ def test_no_method_beats_the_largest_fleet_and_each_pays_for_what_it_has(report:
     assert len(report.targets) == 8
 
 
-def test_the_same_seeds_give_the_same_report() -> None:
+def test_the_same_seeds_give_the_same_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coding_scaling, "LONG_S", 40.0)
+    monkeypatch.setattr(coding_scaling, "SHORT_S", 20.0)
     options = Options((0,), (coding_scaling.OURS, coding_scaling.ZERO_DELAY))
-    one, two = (coding_scaling.run(options, silent, long_s=40.0, short_s=20.0) for _ in range(2))
+    one, two = (experiment("coding-scaling").run(options, silent) for _ in range(2))
     assert one.to_json() == two.to_json()
 
 
@@ -165,11 +172,11 @@ def test_every_picture_is_drawn(report: Report, tmp_path: Path) -> None:
     assert isinstance(series, dict)
     assert len(series) == 6
     one = replace(report, extra={"series": dict(list(series.items())[:1])})
-    paths = coding_scaling.plot(one, tmp_path)
+    paths = experiment("coding-scaling").plot(one, tmp_path)
     assert len(paths) == 3
     assert all(p.stat().st_size > 10_000 for p in paths)
 
 
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="cato \\+ cato"):
-        coding_scaling.run(Options((0,), ("cato",)), silent)
+        experiment("coding-scaling").run(Options((0,), ("cato",)), silent)

@@ -16,14 +16,15 @@ from cato.core.pool.placement_events import Load, LoadFinished
 from cato.core.shared import OfLine, SharedEvent
 from cato.lab.experiments import cace, cace_mixed
 from cato.lab.experiments.cace import alike
+from cato.lab.registry import experiment
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.foresight import ForesightEviction
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
 from cato.policies.eviction.sites import ShapeBlind, UrgentOnFast
-from cato.sim import cards
-from cato.sim.cards import COMPLETION, PATTERNS, PROFILES, REASONING, CardArrival
+from cato.sim import card_workload, cards
+from cato.sim.card_workload import COMPLETION, PATTERNS, PROFILES, REASONING, CardArrival
 from cato.sim.experiment import Options, silent
 
 UNIFORM, IDE_HEAVY, SKEWED = PATTERNS
@@ -32,18 +33,18 @@ UNIFORM, IDE_HEAVY, SKEWED = PATTERNS
 def an_arrival(
     id: str, at_s: float, *, kind: str = COMPLETION, prompt: int = 500, output: int = 20
 ) -> CardArrival:
-    model = cards.model_name("Java", kind)
-    wanted = Wanted(InvocationId(id), model, at_s, at_s + cards.SLO_S[kind], output)
+    model = card_workload.model_name("Java", kind)
+    wanted = Wanted(InvocationId(id), model, at_s, at_s + card_workload.SLO_S[kind], output)
     return CardArrival(wanted, kind, prompt, output)
 
 
 def some_arrivals(seed: int, rate_per_s: float = 0.2, count: int = 80) -> tuple[CardArrival, ...]:
-    return cards.arrivals(SKEWED, rate_per_s, count, np.random.default_rng(seed))
+    return card_workload.arrivals(SKEWED, rate_per_s, count, np.random.default_rng(seed))
 
 
 def test_a_lone_invocation_takes_the_load_its_prefill_and_a_step_a_token() -> None:
     run = cards.run([an_arrival("1", 0.0)], alike(LeastRecentlyUsed(), InOrder()))
-    profile, load_s = PROFILES[COMPLETION], cards.models()[0].load_s
+    profile, load_s = PROFILES[COMPLETION], card_workload.models()[0].load_s
     (served,) = run.served
     assert load_s == pytest.approx(2.8)
     assert run.load_s == pytest.approx(load_s)
@@ -57,7 +58,10 @@ def test_those_that_decode_together_slow_one_another_down() -> None:
     both = [alone, an_arrival("2", 0.0, kind=REASONING, output=100)]
     run = cards.run(both, alike(LeastRecentlyUsed(), BatchedPerModel()))
     profile = PROFILES[REASONING]
-    load_s = cards.ENGINE_START_S + cards.WEIGHTS_BYTES[REASONING] / cards.STORAGE_BYTES_PER_S
+    load_s = (
+        card_workload.ENGINE_START_S
+        + card_workload.WEIGHTS_BYTES[REASONING] / card_workload.STORAGE_BYTES_PER_S
+    )
     # The second prompt is processed beside the second token of the first answer.
     first_s = load_s + profile.prefill_s(500) + profile.step_s(1, 500, 500, 1)
     first_s += 98 * profile.decode_step_s(2)
@@ -66,8 +70,8 @@ def test_those_that_decode_together_slow_one_another_down() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns_ask_in_their_shares(pattern: cards.Pattern) -> None:
-    drawn = cards.arrivals(pattern, 1.0, 4000, np.random.default_rng(1))
+def test_patterns_ask_in_their_shares(pattern: card_workload.Pattern) -> None:
+    drawn = card_workload.arrivals(pattern, 1.0, 4000, np.random.default_rng(1))
     completions = sum(a.kind == COMPLETION for a in drawn) / len(drawn)
     java = sum(a.wanted.model.startswith("Java-") for a in drawn) / len(drawn)
     assert completions == pytest.approx(pattern.completions, abs=0.03)
@@ -129,7 +133,7 @@ def test_host_memory_saves_load_time_and_belady_saves_loads() -> None:
     arrivals = some_arrivals(5)
     cold = cards.run(arrivals, alike(LeastRecentlyUsed(), InOrder()))
     warm = cards.run(arrivals, alike(LeastRecentlyUsed(), InOrder()), cards.HOST_WEIGHTS_BYTES)
-    clairvoyant = cards.run(arrivals, alike(Belady(cards.arrivals_s(arrivals)), InOrder()))
+    clairvoyant = cards.run(arrivals, alike(Belady(card_workload.arrivals_s(arrivals)), InOrder()))
     assert warm.load_s < 0.7 * cold.load_s
     assert warm.metrics()["ttft_s_mean"] < cold.metrics()["ttft_s_mean"]
     assert clairvoyant.metrics()["hit_rate"] > cold.metrics()["hit_rate"]
@@ -137,24 +141,28 @@ def test_host_memory_saves_load_time_and_belady_saves_loads() -> None:
 
 
 @pytest.mark.slow
-def test_every_experiment_reports_means_differences_targets_and_pictures(tmp_path: Path) -> None:
+def test_every_experiment_reports_means_differences_targets_and_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cace, "COUNT", 10)
     pair, one = Options(seeds=(1, 2)), Options(seeds=(1,))
-    rq1 = cace.run_rq1(pair, silent, count=10)
-    assert rq1.to_json() == cace.run_rq1(pair, silent, count=10).to_json()
+    rq1 = experiment("cace-rq1").run(pair, silent)
+    assert rq1.to_json() == experiment("cace-rq1").run(pair, silent).to_json()
     assert rq1.difference("hit_rate", "foresight", "lru", pattern="skewed", rate_per_s=0.1).n == 2
-    rq2 = cace.run_rq2(one, silent, count=10)
-    ablation = cace.run_ablation(one, silent, count=10)
+    rq2 = experiment("cace-rq2").run(one, silent)
+    ablation = experiment("cace-ablation").run(one, silent)
     counts = {r.experiment: len(r.targets) for r in (rq1, rq2, ablation)}
     assert counts == {"cace-rq1": 4, "cace-rq2": 12, "cace-ablation": 0}
     for report in (rq1, rq2, ablation):
-        experiment = next(e for e in cace.EXPERIMENTS if e.name == report.experiment)
-        paths = experiment.plot(report, tmp_path)
+        paths = experiment(report.experiment).plot(report, tmp_path)
         assert paths
         assert all(p.stat().st_size > 10_000 for p in paths)
 
 
-def test_targets_compare_paired_seeds() -> None:
-    report = cace.run_rq1(Options(seeds=(1, 2, 3), policies=("foresight", "lru")), silent, count=15)
+def test_targets_compare_paired_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cace, "COUNT", 15)
+    options = Options(seeds=(1, 2, 3), policies=("foresight", "lru"))
+    report = experiment("cace-rq1").run(options, silent)
     gap = report.difference("hit_rate", "foresight", "lru", pattern="skewed", rate_per_s=0.1)
     target = report.targets[0]
     assert (target.measured, target.stderr) == pytest.approx((100 * gap.mean, 100 * gap.stderr))
@@ -163,11 +171,11 @@ def test_targets_compare_paired_seeds() -> None:
 
 def test_refuses_a_policy_that_it_does_not_know() -> None:
     with pytest.raises(UnknownNameError, match="no eviction policy named 'fifo'; known: lru"):
-        cace.run_rq1(Options(seeds=(1,), policies=("fifo",)), silent)
+        experiment("cace-rq1").run(Options(seeds=(1,), policies=("fifo",)), silent)
 
 
 def test_models_are_the_sixteen_of_the_workload() -> None:
-    facts = {m.name: m for m in cards.models()}
+    facts = {m.name: m for m in card_workload.models()}
     assert len(facts) == 16
     reasoning = facts[ModelName("Rust-reasoning")]
     assert reasoning.load_s == pytest.approx(14.16)
@@ -175,7 +183,7 @@ def test_models_are_the_sixteen_of_the_workload() -> None:
 
 
 def test_on_two_speeds_urgent_models_run_on_the_fast_accelerators() -> None:
-    arrivals = cards.arrivals(UNIFORM, 0.2, 120, np.random.default_rng(7))
+    arrivals = card_workload.arrivals(UNIFORM, 0.2, 120, np.random.default_rng(7))
     shares = {}
     for sites in (ShapeBlind(), UrgentOnFast()):
         policies = CardPolicies(ForesightEviction(), QueueAware(), sites)
@@ -189,7 +197,7 @@ def test_on_two_speeds_urgent_models_run_on_the_fast_accelerators() -> None:
 def test_models_that_do_not_fit_are_never_loaded_there_and_loads_take_the_time_of_the_shape() -> (
     None
 ):
-    large, small = cards.WEIGHTS_BYTES[REASONING], cards.WEIGHTS_BYTES[COMPLETION]
+    large, small = card_workload.WEIGHTS_BYTES[REASONING], card_workload.WEIGHTS_BYTES[COMPLETION]
     shapes = (
         cards.CardShape(DeploymentName("large"), 1, memory_bytes=large),
         cards.CardShape(DeploymentName("small"), 2, 2.0, 3.0, memory_bytes=small),
@@ -197,16 +205,18 @@ def test_models_that_do_not_fit_are_never_loaded_there_and_loads_take_the_time_o
     policies = CardPolicies(LeastRecentlyUsed(), QueueAware(), UrgentOnFast())
     run = cards.run(some_arrivals(3, count=40), policies, shapes=shapes)
     assert {x.deployment for x in run.loads if x.model.endswith(REASONING)} == {"large"}
-    facts = {m.name: m for m in cards.models()}
+    facts = {m.name: m for m in card_workload.models()}
     for load in run.loads:
         scale = 3.0 if load.deployment == "small" else 1.0
         assert load.expected_s == pytest.approx(scale * facts[load.model].load_s)
 
 
-def test_the_mixed_experiment_compares_its_arms() -> None:
-    report = cace_mixed.run(Options((0,), (), quick=True), silent, count=40)
+def test_the_mixed_experiment_compares_its_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cace_mixed, "COUNT", 40)
+    mixed = experiment("cace-mixed")
+    report = mixed.run(Options((0,), (), quick=True), silent)
     assert {m.policy for m in report.means} == set(cace_mixed.ARMS)
     assert {m.setting["rate_per_s"] for m in report.means} == {0.2}
     assert len(report.targets) == 4
     with pytest.raises(UnknownNameError, match="arm"):
-        cace_mixed.run(Options((0,), ("belady",)), silent)
+        mixed.run(Options((0,), ("belady",)), silent)

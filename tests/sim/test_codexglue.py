@@ -10,9 +10,7 @@ import pytest
 from cato.core.errors import InputError
 from cato.core.slo import SloMetric
 from cato.lab.experiments import codexglue, codexglue_tasks
-from cato.lab.experiments.registry import experiment
-from cato.lab.registry import study
-from cato.lab.study import as_experiment
+from cato.lab.registry import experiment
 from cato.sim.experiment import Options, silent
 from cato.sim.traces import load_pairs
 
@@ -108,7 +106,7 @@ def test_generation_and_translation_make_two_calls_and_the_judged_metrics_are_th
 
 def test_the_four_tasks_run_in_overload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codexglue_tasks, "TASKS", 60)
-    chosen = as_experiment(study("codexglue-tasks"))
+    chosen = experiment("codexglue-tasks")
     options = Options((1,), ("foresight", "round-robin"), dataset=a_folder(tmp_path), quick=True)
     report = chosen.run(options, silent)
     ours, turns = (

@@ -20,8 +20,9 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.slo import SloMetric
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.sim.counterfactual import RECORDED, compare, history_of
+from cato.sim.counterfactual import RECORDED, compare
 from cato.sim.fleet import Fleet
+from cato.sim.recorded import history_of
 from cato.sim.tasks import SimTask
 from cato.telemetry.event_log import EventLog, Recorded, Recording, read_log
 

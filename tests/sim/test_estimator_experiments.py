@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cato.core.errors import InputError
+from cato.core.errors import InputError, UnknownNameError
 from cato.estimators.speed_meter import SpeedMeter
-from cato.lab.experiments import length_bounds, saber, saber_estimators
+from cato.lab.experiments import length_models, saber, saber_estimators
+from cato.lab.registry import experiment
 from cato.policies import schedulers
-from cato.policies.schedulers import speed_model
+from cato.policies.admission.saber import speed_model
 from cato.sim.experiment import Options, silent
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.traces import TraceRow, load_azure
@@ -45,10 +46,10 @@ def a_trace(folder: Path, rows: int, seed: int = 0, *, tells: bool = True) -> Pa
 def test_length_bounds_judge_the_later_half_of_a_trace(tmp_path: Path) -> None:
     models = ("compiled-forest", "learnt")
     options = Options((0, 1), policies=models, trace=a_trace(tmp_path, 1200))
-    report = length_bounds.EXPERIMENT.run(options, silent)
+    report = experiment("length-bounds").run(options, silent)
 
     assert report.extra["train_rows"] == report.extra["report_rows"] == 600
-    assert report.to_json() == length_bounds.EXPERIMENT.run(options, silent).to_json()
+    assert report.to_json() == experiment("length-bounds").run(options, silent).to_json()
     assert {m.policy for m in report.means} == {"marginal", *models}
     compiled = report.mean("coverage", "compiled-forest")
     assert compiled.n == 600
@@ -65,13 +66,13 @@ def test_length_bounds_judge_the_later_half_of_a_trace(tmp_path: Path) -> None:
     assert len(texts) == 6  # coverage from both sides, pinball, and g of 10, 30 and 100
     assert "refined coverage at 300" not in " ".join(texts)  # too few answers reach it
 
-    assert all(p.stat().st_size > 0 for p in length_bounds.EXPERIMENT.plot(report, tmp_path))
+    assert all(p.stat().st_size > 0 for p in experiment("length-bounds").plot(report, tmp_path))
 
 
 def test_where_the_prompt_says_nothing_the_marginal_is_learnt(tmp_path: Path) -> None:
     trace = a_trace(tmp_path, 1200, tells=False)
     options = Options((0,), policies=("learnt",), trace=trace)
-    report = length_bounds.EXPERIMENT.run(options, silent)
+    report = experiment("length-bounds").run(options, silent)
     assert report.mean("pinball_minus_marginal_tokens", "learnt").mean == 0.0
 
 
@@ -81,28 +82,28 @@ def test_length_features_know_only_answers_that_are_complete() -> None:
         TraceRow(1.0, 1000, 10),
         TraceRow(60.0, 1000, 10),
     ]
-    first, second, third = length_bounds.records_of(rows)
+    first, second, third = length_models.records_of(rows)
     assert first.features.values == second.features.values == (1000.0, 0.0, 0.0)
     assert third.features.values[1] > 0.0
     # No row's own output tells on its features.
-    changed = length_bounds.records_of([*rows[:2], TraceRow(60.0, 1000, 999)])
+    changed = length_models.records_of([*rows[:2], TraceRow(60.0, 1000, 999)])
     assert changed[2].features == third.features
 
 
 def test_length_bounds_refuse_what_they_cannot_use(tmp_path: Path) -> None:
-    run = length_bounds.EXPERIMENT.run
+    run = experiment("length-bounds").run
     with pytest.raises(InputError, match="--trace"):
         run(Options(seeds=(0,)), silent)
-    with pytest.raises(InputError, match="known: marginal"):
+    with pytest.raises(UnknownNameError, match="known: marginal"):
         run(Options(seeds=(0,), policies=("oracle",)), silent)
     with pytest.raises(InputError, match="at least 400"):
         run(Options(seeds=(0,), trace=a_trace(tmp_path, 300)), silent)
 
 
 def test_every_named_model_can_be_fitted_and_asked(tmp_path: Path) -> None:
-    records = length_bounds.records_of(load_azure(a_trace(tmp_path, 400)))
-    for name in length_bounds.MODELS:
-        model = length_bounds.fitted(name, records, seed=0)
+    records = length_models.records_of(load_azure(a_trace(tmp_path, 400)))
+    for name in length_models.MODELS:
+        model = length_models.fitted(name, records, seed=0)
         bound = model.quantile(records[0].features, 0.9)
         assert bound > model.quantile(records[0].features, 0.5) > 0
         assert model.quantile(records[0].features, 0.9, generated_tokens=1000) > 1000
@@ -131,7 +132,7 @@ def test_busier_runs_are_more_concurrent_and_slower() -> None:
 
 @pytest.mark.slow
 def test_usl_fits_best_also_where_it_was_not_fitted(tmp_path: Path) -> None:
-    report = saber_estimators.EXPERIMENT.run(Options(seeds=(0,)), silent)
+    report = experiment("saber-estimators").run(Options(seeds=(0,)), silent)
     for workload in ("W1", "W2", "W3"):
         for other in ("linear", "logistic"):
             gap = report.difference("held_out_r2", "usl", other, workload=workload)
@@ -140,12 +141,12 @@ def test_usl_fits_best_also_where_it_was_not_fitted(tmp_path: Path) -> None:
         found = report.mean("lambda_tokens_per_s", "usl", workload=workload).mean
         assert found == pytest.approx(1.0 / step_s, rel=0.1)
     assert json.loads(report.to_json())["experiment"] == "saber-estimators"
-    assert all(p.stat().st_size > 0 for p in saber_estimators.EXPERIMENT.plot(report, tmp_path))
+    assert all(p.stat().st_size > 0 for p in experiment("saber-estimators").plot(report, tmp_path))
 
 
 def test_saber_estimators_refuse_an_unknown_curve() -> None:
-    with pytest.raises(InputError, match="known: usl, linear, logistic"):
-        saber_estimators.EXPERIMENT.run(Options(seeds=(0,), policies=("cubic",)), silent)
+    with pytest.raises(UnknownNameError, match="known: usl, linear, logistic"):
+        experiment("saber-estimators").run(Options(seeds=(0,), policies=("cubic",)), silent)
 
 
 def test_speeds_that_a_router_measures_correct_a_profile_that_is_wrong() -> None:
@@ -156,7 +157,7 @@ def test_speeds_that_a_router_measures_correct_a_profile_that_is_wrong() -> None
     fleet.run(saber_tasks("W1", 5.0, 150, 0, saber.POOL))
     speeds = meter.news()
     assert speeds is not None
-    right, found = saber.offline_fit(), speed_model(believed, speeds)
+    right, found = saber_estimators.offline_fit(saber_estimators.USL), speed_model(believed, speeds)
     for load in (1, 5, 20, 40):
         assert found.speed(load) == pytest.approx(right.speed(load), rel=0.25)
         assert speed_model(believed).speed(load) < 0.75 * right.speed(load)

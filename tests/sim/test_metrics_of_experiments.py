@@ -20,19 +20,14 @@ from cato.lab.experiments import (
     saber,
     tempo,
 )
+from cato.lab.registry import experiment
 from cato.policies import schedulers
+from cato.sim.drawn_calls import CallSpec
 from cato.sim.experiment import Options, silent
 from cato.sim.plan import Planner, report_of
 from cato.sim.report import Report
-from cato.sim.scenario import (
-    DrawnTraffic,
-    Scenario,
-    ScenarioCall,
-    ScenarioPool,
-    Sla,
-    TaskClass,
-    as_experiment,
-)
+from cato.sim.scenario import DrawnTraffic, Scenario, ScenarioPool, Sla, TaskClass
+from cato.sim.scenario_runs import as_experiment
 from cato.sim.workloads import SEVEN_B
 
 OF_TASKS = {
@@ -53,7 +48,7 @@ ONE = Options((1,), (schedulers.FORESIGHT,))
 def a_scenario() -> Scenario:
     pool = PoolName("p")
     kind = TaskClass(
-        TaskName("t"), 1.0, Sla(SloMetric.E2E, 20.0), (ScenarioCall(pool, 50.0, 20.0, 0.5),)
+        TaskName("t"), 1.0, Sla(SloMetric.E2E, 20.0), (CallSpec(pool, 50.0, 20.0, spread=0.5),)
     )
     traffic = DrawnTraffic(1.0, "poisson", 10.0, (kind,))
     return Scenario("s", "foresight", (1, 2), (ScenarioPool(pool, SEVEN_B, 1, 2),), traffic)
@@ -71,15 +66,18 @@ def least_of_every_policy(report: Report) -> set[str]:
 def test_routers_schedulers_and_caps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coding_mixes, "TASKS", 8)
     monkeypatch.setattr(saber, "SUSTAINED", 8)
-    for found in (coding_mixes.EXPERIMENTS[0], saber.EXPERIMENTS[1]):
-        assert least_of_every_policy(found.run(ONE, silent)) >= OF_FLEETS
+    for name in ("coding-small-first", "saber-rq2"):
+        assert least_of_every_policy(experiment(name).run(ONE, silent)) >= OF_FLEETS
 
 
-def test_fleets_that_scale_and_mixed_objectives() -> None:
+def test_fleets_that_scale_and_mixed_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coding_scaling, "LONG_S", 20.0)
+    monkeypatch.setattr(coding_scaling, "SHORT_S", 10.0)
+    monkeypatch.setattr(tempo, "COUNT", 10)
     options = Options((1,), (coding_scaling.OURS,))
-    scaled = coding_scaling.run(options, silent, long_s=20.0, short_s=10.0)
+    scaled = experiment("coding-scaling").run(options, silent)
     assert least_of_every_policy(scaled) >= OF_FLEETS | {"mean_replicas"}
-    mixed = tempo.run_e2e(ONE, silent, count=10)
+    mixed = experiment("tempo-e2e").run(ONE, silent)
     assert least_of_every_policy(mixed) >= OF_FLEETS | {"gain_share"}
 
 
@@ -96,7 +94,7 @@ def test_recorded_arrivals_and_recorded_lengths(
     ]
     trace.write_text("\n".join(rows) + "\n", encoding="utf-8")
     policies = (schedulers.FORESIGHT, hindsight.CLAIRVOYANT)
-    replayed = azure_replay.run(Options((1,), policies, trace=trace), silent)
+    replayed = experiment("azure-replay").run(Options((1,), policies, trace=trace), silent)
     assert {m.policy for m in replayed.means} == set(policies)
     assert least_of_every_policy(replayed) >= OF_FLEETS
 
@@ -105,11 +103,12 @@ def test_recorded_arrivals_and_recorded_lengths(
     lines = [json.dumps({"nl": "word " * (i + 1), "code": "x = 1\n" * (i + 1)}) for i in range(30)]
     pairs.write_text("\n".join(lines), encoding="utf-8")
     options = Options((1,), (schedulers.FORESIGHT,), dataset=pairs)
-    assert least_of_every_policy(codexglue.EXPERIMENT.run(options, silent)) >= OF_FLEETS
+    assert least_of_every_policy(experiment("codexglue").run(options, silent)) >= OF_FLEETS
 
 
-def test_cards() -> None:
-    report = cace.run_rq1(Options((1,), (cace.LRU,)), silent, count=8)
+def test_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cace, "COUNT", 8)
+    report = experiment("cace-rq1").run(Options((1,), (cace.LRU,)), silent)
     assert least_of_every_policy(report) >= OF_CARDS
     (busy,) = {
         m.mean

@@ -9,13 +9,8 @@ from fleet_kit import a_card_arrival
 
 from cato.core.topology import SharedPoolPolicies
 from cato.policies.eviction.registry import card_policies
-from cato.sim.cards import (
-    COMPLETION,
-    LANGUAGES,
-    REASONING,
-    CardArrival,
-    run,
-)
+from cato.sim.card_workload import COMPLETION, LANGUAGES, REASONING, CardArrival
+from cato.sim.cards import run
 
 PEOPLE, HOURS = 6, 8
 GAP_S = 60.0

@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import PoolName, TaskName
 from cato.core.slo import SloMetric
+from cato.sim.drawn_calls import CallSpec
 from cato.sim.experiment import Options, silent
 from cato.sim.plan import Counts, Planner, Trial, lower_bound, report_of, smallest
 from cato.sim.scenario import (
     DrawnTraffic,
     Scenario,
-    ScenarioCall,
     ScenarioPool,
     Sla,
     TaskClass,
     TraceClass,
     TraceTraffic,
-    as_experiment,
-    run_once,
-    tasks_of,
 )
+from cato.sim.scenario_runs import as_experiment, run_once
+from cato.sim.scenario_tasks import tasks_of
 from cato.sim.traces import TraceRow
 from cato.sim.workloads import SEVEN_B
 
@@ -35,7 +34,7 @@ E2E_20 = Sla(SloMetric.E2E, 20.0)
 
 
 def a_call(pool: PoolName = FAST, *, needs: tuple[int, ...] = (), chance: float = 1.0) -> object:
-    return ScenarioCall(pool, 100, 50, 0.5, needs, chance=chance)
+    return CallSpec(pool, 100, 50, needs, chance=chance, spread=0.5)
 
 
 def a_scenario(

@@ -14,15 +14,16 @@ from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
-from cato.lab.studies import agents
+from cato.lab.studies import agent_fleet, agents, agents_search
 from cato.lab.study import as_experiment
 from cato.policies import schedulers
 from cato.sim.experiment import Options, silent
 from cato.sim.fleet import PoolSetup
 from cato.sim.report import Sample
-from cato.sim.sessions import MAX_GAP_S, PlayedTurn, Users, read_sessions
+from cato.sim.session_traces import MAX_GAP_S, read_sessions
+from cato.sim.sessions import PlayedTurn, Users
 
-LARGE = agents.card_profile("large")
+LARGE = agent_fleet.card_profile("large")
 LENGTH = LengthBelief.of([50, 100, 200])
 
 
@@ -162,8 +163,8 @@ def test_a_line_that_is_no_session_is_named(tmp_path: Path, line: str, why: str)
 def test_the_study_repeats_itself_and_names_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "WARM_UP_S", 100.0)
-    monkeypatch.setattr(agents, "COUNTED_S", 300.0)
+    monkeypatch.setattr(agent_fleet, "WARM_UP_S", 100.0)
+    monkeypatch.setattr(agent_fleet, "COUNTED_S", 300.0)
     path = a_trace(tmp_path, *(SHORT | {"id": str(i)} for i in range(4)))
     options = Options((1, 2), trace=path, quick=True, users=(1.0,))
     study = as_experiment(agents.STUDY)
@@ -174,7 +175,7 @@ def test_the_study_repeats_itself_and_names_what_it_measured(
     rows = json.loads(report.to_json())["extra"]["rows"]
     assert [(r["profile"], r["scheduler"]) for r in rows] == [
         (card, arm)
-        for card in sorted(agents.STOCK_CARDS | agents.DUE_CARDS)
+        for card in sorted(agent_fleet.STOCK_CARDS | agent_fleet.DUE_CARDS)
         for arm in ("foresight", "sticky")
     ]
     assert set(rows[0]) == {"scheduler", "profile", "users_per_card", *agents.ROWS}
@@ -189,10 +190,10 @@ def a_sample(arm: str, users: float, in_time: float, seed: int = 1, card: str = 
 
 def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
     runs = [a_sample("sticky", u, t) for u, t in ((8.0, 0.9), (4.0, 0.99), (6.0, 0.96))]
-    (found,) = agents.users_in_time(runs)
+    (found,) = agents_search.users_in_time(runs)
     assert found.metrics["users_in_time"] == pytest.approx(6 + 2 / 6)
     assert found.metrics["turn_rate_there"] == pytest.approx(0.95)
-    (never,) = agents.users_in_time(runs[:1])
+    (never,) = agents_search.users_in_time(runs[:1])
     assert never.metrics["users_in_time"] != never.metrics["users_in_time"]
 
 
@@ -200,26 +201,30 @@ def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
 def test_the_search_finds_the_most_users_in_time_wherever_they_are(
     limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sample(search: agents.Search, users: float) -> Sample:
+    def sample(search: agents_search.Search, users: float) -> Sample:
         return a_sample("sticky", users, 0.95 + 0.01 * (limit - users))
 
-    monkeypatch.setattr(agents.Search, "sample", sample)
-    tried = agents.searched(agents.Search(Path("trace"), "large", LARGE, "sticky", 1, close=0.5))
+    monkeypatch.setattr(agents_search.Search, "sample", sample)
+    tried = agents_search.searched(
+        agents_search.Search(Path("trace"), "large", LARGE, "sticky", 1, close=0.5)
+    )
     assert len(tried) == len({s.setting["users_per_card"] for s in tried}) <= 10
-    (found,) = agents.users_in_time(tried)
+    (found,) = agents_search.users_in_time(tried)
     assert found.metrics["users_in_time"] == pytest.approx(limit)
 
 
 def test_a_search_ends_where_no_number_of_users_is_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    search = agents.Search(Path("trace"), "large", LARGE, "sticky", 1)
+    search = agents_search.Search(Path("trace"), "large", LARGE, "sticky", 1)
     for in_time in (0.5, 1.0):
         with monkeypatch.context() as patch:
             patch.setattr(
-                agents.Search, "sample", lambda s, users, t=in_time: a_sample("sticky", users, t)
+                agents_search.Search,
+                "sample",
+                lambda s, users, t=in_time: a_sample("sticky", users, t),
             )
-            assert len(agents.searched(search)) < 20
+            assert len(agents_search.searched(search)) < 20
 
 
 def test_the_targets_are_those_of_the_worst_profile_against_its_best_baseline() -> None:
@@ -261,11 +266,11 @@ def test_a_session_that_moves_fetches_its_blocks(tmp_path: Path) -> None:
 
 def test_other_engines_have_the_goals_of_the_users_of_sticky_routing_on_stock_ones() -> None:
     whole, quick = (agents.cards(Options((1,), quick=quick)) for quick in (False, True))
-    assert set(whole) - set(quick) == set(agents.LIMITED_CARDS | agents.FETCHING_CARDS)
-    for name in agents.FETCHING_CARDS:
-        profile = agents.card_profile(name)
+    assert set(whole) - set(quick) == set(agent_fleet.LIMITED_CARDS | agent_fleet.FETCHING_CARDS)
+    for name in agent_fleet.FETCHING_CARDS:
+        profile = agent_fleet.card_profile(name)
         assert profile.fetch_token_s == profile.host_load_token_s > 0
-        assert agents.card_profile(name.replace(" + fetch", "")).fetch_token_s == 0
+        assert agent_fleet.card_profile(name.replace(" + fetch", "")).fetch_token_s == 0
     samples = [
         a_sample("sticky", 4.0, 0.96),
         a_sample("sticky", 6.0, 0.94),
@@ -275,4 +280,7 @@ def test_other_engines_have_the_goals_of_the_users_of_sticky_routing_on_stock_on
     ]
     ratio, _ = agents.targets(samples)
     assert (ratio.measured, ratio.goal, ratio.is_met) == (pytest.approx(7 / 5), 1.3, True)
-    assert agents.arms_of(agents.CARDS["large, due date"], agents.ARMS) == ["foresight", "sticky"]
+    assert agents.arms_of(agent_fleet.CARDS["large, due date"], agents.ARMS) == [
+        "foresight",
+        "sticky",
+    ]

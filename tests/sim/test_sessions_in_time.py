@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
-from cato.lab.studies import agents
+from cato.lab.studies import agent_fleet
 from cato.policies import schedulers
 from cato.sim.fleet import PoolSetup
-from cato.sim.sessions import RecordedSession, Turn, Users
+from cato.sim.session_traces import RecordedSession, Turn
+from cato.sim.sessions import Users
 
-LARGE = agents.card_profile("large")
+LARGE = agent_fleet.card_profile("large")
 LENGTH = LengthBelief.of([150, 200, 250])
 # 12 turns take it alone, with 5 s between them.
 ALONE_S = 90.0

@@ -12,9 +12,11 @@ from cato.core.errors import UnknownNameError
 from cato.core.ids import PoolName, TaskName
 from cato.core.slo import SloMetric
 from cato.lab.experiments import tempo
+from cato.lab.registry import experiment
 from cato.sim.experiment import Options, silent
 from cato.sim.tasks import Outcome, SimNode, SimTask, service_gain
-from cato.sim.workloads import TEMPO_ENGINE, tempo_rate_per_s, tempo_tasks, with_known_lengths
+from cato.sim.tempo_workload import TEMPO_ENGINE, tempo_rate_per_s, tempo_tasks
+from cato.sim.workloads import with_known_lengths
 
 POOL = PoolName("p")
 
@@ -99,25 +101,33 @@ def test_beliefs_foretell_a_part_of_each_length() -> None:
 
 
 @pytest.mark.slow
-def test_every_scheduler_finishes_all_tasks_and_targets_are_paired(tmp_path: Path) -> None:
-    report = tempo.run_e2e(Options((0,)), silent, count=25)
+def test_every_scheduler_finishes_all_tasks_and_targets_are_paired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempo, "COUNT", 25)
+    e2e = experiment("tempo-e2e")
+    report = e2e.run(Options((0,)), silent)
     assert all(m.mean == 1.0 for m in report.means if m.metric == "finished")
     assert len(report.targets) == 6 * 3
     ours = report.mean("slo_attainment", "foresight", load=1.3).mean
     theirs = report.mean("slo_attainment", "plas", load=1.3).mean
     target = next(t for t in report.targets if "plas, points, load 1.3" in t.text)
     assert target.measured == pytest.approx(100 * (ours - theirs))
-    assert [p.exists() for p in tempo.plot_e2e(report, tmp_path)] == [True, True]
-    again = tempo.run_e2e(Options((0,), ("plas", "tempo")), silent, count=25)
+    assert [p.exists() for p in e2e.plot(report, tmp_path)] == [True, True]
+    again = e2e.run(Options((0,), ("plas", "tempo")), silent)
     assert again.mean("service_gain", "tempo", load=1.3) == report.mean(
         "service_gain", "tempo", load=1.3
     )
 
 
 @pytest.mark.slow
-def test_without_reserve_work_without_slo_waits_longer(tmp_path: Path) -> None:
+def test_without_reserve_work_without_slo_waits_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempo, "ABLATION_COUNT", 200)
+    ablation = experiment("tempo-ablation")
     options = Options((0,), ("tempo", "no reserve", "loss not counted"))
-    report = tempo.run_ablation(options, silent, count=200)
+    report = ablation.run(options, silent)
 
     def mean(metric: str, policy: str, share: float = tempo.WITHOUT_SLO) -> float:
         return report.mean(metric, policy, without_slo=share).mean
@@ -125,9 +135,9 @@ def test_without_reserve_work_without_slo_waits_longer(tmp_path: Path) -> None:
     assert mean("unbound_e2e_s_mean", "no reserve") > 1.5 * mean("unbound_e2e_s_mean", "tempo")
     assert mean("unbound_within_patience", "tempo") == 1.0
     assert mean("preempted", "loss not counted", 0.0) > mean("preempted", "tempo", 0.0)
-    assert tempo.plot_ablation(report, tmp_path)[0].exists()
+    assert ablation.plot(report, tmp_path)[0].exists()
 
 
 def test_an_unknown_scheduler_is_refused() -> None:
     with pytest.raises(UnknownNameError):
-        tempo.run_e2e(Options((0,), ("tempoo",)), silent)
+        experiment("tempo-e2e").run(Options((0,), ("tempoo",)), silent)

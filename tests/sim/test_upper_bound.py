@@ -63,9 +63,10 @@ def test_no_router_is_above_it(mix: str, policy: str) -> None:
     shares = printed.CODING["cato-rq3"].mixes[mix]
     for rate in (1.67, 3.33):
         for seed in range(2):
-            job = cato_rq._Job(mix, shares, cato_rq.RATE, rate, policy, seed)
-            highest = cato_rq._run(replace(job, policy=UPPER_BOUND)).sample
-            reached = cato_rq._run(job).sample
+            highest, reached = (
+                cato_rq.measured_at(shares, cato_rq.RATE, rate, name, seed)
+                for name in (UPPER_BOUND, policy)
+            )
             assert reached.metrics["slo_attainment"] <= highest.metrics["slo_attainment"] + 1e-9
 
 

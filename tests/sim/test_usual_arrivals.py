@@ -8,14 +8,8 @@ from fleet_kit import a_card_arrival
 
 from cato.core.topology import SharedPoolPolicies
 from cato.policies.eviction.registry import card_policies
-from cato.sim.cards import (
-    COMPLETION,
-    LANGUAGES,
-    REASONING,
-    CardArrival,
-    Served,
-    run,
-)
+from cato.sim.card_workload import COMPLETION, LANGUAGES, REASONING, CardArrival
+from cato.sim.cards import Served, run
 
 DAY_S = 86_400.0
 DAYS = 4

@@ -33,8 +33,10 @@ from cato.core.workflow import Expression, NodeKind, Workflow
 from cato.policies import schedulers
 from cato.sim.experiment import Options, silent
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.scenario import DrawnTraffic, Scenario, as_experiment, run_once, tasks_of
+from cato.sim.scenario import DrawnTraffic, Scenario
 from cato.sim.scenario_file import example_text, load_scenario
+from cato.sim.scenario_runs import as_experiment, run_once
+from cato.sim.scenario_tasks import tasks_of
 from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 from cato.sim.workflow_estimates import with_estimates
 from cato.sim.workflow_tasks import (

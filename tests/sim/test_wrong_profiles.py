@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cato.lab.studies.matrix import Scene, cell_of
+from cato.lab.studies.matrix import Scene
+from cato.lab.studies.matrix_cells import cell_of
 from cato.policies.schedulers import FORESIGHT
 
 

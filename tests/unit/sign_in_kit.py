@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from cato.core.sign_in import GroupRights, SignInSpec
 from cato.core.tenancy import Role
-from cato.serve.access.sign_in import HttpProblem, SignIn
+from cato.serve.access.provider import HttpProblem
+from cato.serve.access.sign_in import SignIn
 
 ISSUER = "https://sso.example/realms/dev"
 SPEC = SignInSpec(

@@ -13,8 +13,10 @@ from cato.core.ids import InvocationId
 from cato.core.policies import Policies, Work
 from cato.core.pool.patience import Order
 from cato.core.pool.pressure import Pressure
-from cato.core.pool.queue import Parked, TenantQueues, Waiting
-from cato.core.pool.replicas import Replica, Replicas
+from cato.core.pool.queue import Parked, Waiting
+from cato.core.pool.replica import Replica
+from cato.core.pool.replicas import Replicas
+from cato.core.pool.tenant_queues import TenantQueues
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 
 from cato.core.ids import ReplicaId
 from cato.core.kv_events import NodeNews
+from cato.core.pool.replica_cache import ReplicaCache
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
-# A cache of which the engine tells has as many nodes as the engine says; this bounds the memory. A
-# node has 64 tokens only where text is as dense as its model's profile expects.
-TOLD_CAPACITY = 1.5
 # Engines count in blocks of up to 128 tokens, and parts of a prompt deviate from its mean tokens
 # per node. Smaller differences are ignored.
 LEAST_SHORTFALL_TOKENS = 2 * PREFIX_BLOCK_TOKENS
@@ -28,103 +26,10 @@ LEAST_SHORTFALL_SHARE = 0.25
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
-    """Consecutive nodes shared by the same prompts; `last` is the number of the latest of these."""
-
-    nodes: list[int]
-    last: int
-
-
-@dataclass(slots=True, eq=False)
-class _Cache:
-    """One replica's cache.
-
-    `touched` maps a prompt's number to its runs; numbers count up within the pool. Along a prompt
-    the runs' numbers never rise.
-    """
-
-    bit: int
-    capacity_nodes: int
-    runs: dict[int, _Run] = field(default_factory=dict)  # by node
-    touched: dict[int, list[_Run]] = field(default_factory=dict)
-    by_session: dict[str, int] = field(default_factory=dict)
-    # The engine tells what is gone.
-    is_told: bool = False
-
-    @property
-    def limit_nodes(self) -> int:
-        return int(TOLD_CAPACITY * self.capacity_nodes) if self.is_told else self.capacity_nodes
-
-    def path(self, prefix: Sequence[int], number: int) -> tuple[list[_Run], list[int]]:
-        """The runs of a prompt, which becomes the most recently used, and its new nodes."""
-        path: list[_Run] = []
-        new: list[int] = []
-        i = 0
-        while i < len(prefix):
-            run = self.runs.get(prefix[i])
-            if run is None:
-                end = i + 1
-                # Deeper nodes may be known still: news of what is gone crosses with new prompts.
-                while end < len(prefix) and prefix[end] not in self.runs:
-                    end += 1
-                self._extend(path, prefix[i:end], number)
-                new += prefix[i:end]
-                i = end
-                continue
-            shared = self._shared(run, prefix, i)
-            if shared < len(run.nodes):
-                run = self._beginning(run, shared)
-            run.last = number
-            path.append(run)
-            i += shared
-        return path, new
-
-    def _extend(self, path: list[_Run], nodes: Sequence[int], number: int) -> None:
-        """Add new nodes to the run before them, if there is one."""
-        if path:
-            run = path[-1]
-            run.nodes += nodes
-        else:
-            run = _Run(list(nodes), number)
-            path.append(run)
-        self.runs.update(dict.fromkeys(nodes, run))
-
-    def _shared(self, run: _Run, prefix: Sequence[int], start: int) -> int:
-        """How many nodes the run shares with the prompt from `start` on; the first one matches."""
-        most = min(len(run.nodes), len(prefix) - start)
-        if prefix[start + most - 1] == run.nodes[most - 1]:
-            return most
-        equal, unequal = 1, most
-        while unequal - equal > 1:
-            middle = (equal + unequal) // 2
-            if prefix[start + middle - 1] == run.nodes[middle - 1]:
-                equal = middle
-            else:
-                unequal = middle
-        return equal
-
-    def _beginning(self, run: _Run, size: int) -> _Run:
-        """Split a run in two and return the first part; the shorter part becomes the new object."""
-        nodes = run.nodes
-        if 2 * size <= len(nodes):
-            first = _Run(nodes[:size], run.last)
-            self.runs.update(dict.fromkeys(first.nodes, first))
-            del nodes[:size]
-            return first
-        rest = _Run(nodes[size:], run.last)
-        self.runs.update(dict.fromkeys(rest.nodes, rest))
-        del nodes[size:]
-        own = self.touched.get(run.last)
-        if own is not None and run in own:
-            own[own.index(run)] = rest
-        return run
-
-
-@dataclass(slots=True, eq=False)
 class CachePicture:
     """The caches of one pool. Their replicas' cache capacities bound the memory used."""
 
-    _caches: dict[ReplicaId, _Cache] = field(default_factory=dict)
+    _caches: dict[ReplicaId, ReplicaCache] = field(default_factory=dict)
     # Replicas that hold a node, and those that hold it in host memory only, as bit masks.
     _holders: dict[int, int] = field(default_factory=dict)
     _in_host: dict[int, int] = field(default_factory=dict)
@@ -140,7 +45,7 @@ class CachePicture:
             taken = 0
             for other in self._caches.values():
                 taken |= other.bit
-            cache = self._caches[id] = _Cache(~taken & (taken + 1), 0)
+            cache = self._caches[id] = ReplicaCache(~taken & (taken + 1), 0)
         self._asked = ()
         cache.capacity_nodes = capacity_tokens // PREFIX_BLOCK_TOKENS
         self._shrink(cache)
@@ -283,12 +188,12 @@ class CachePicture:
                 found.append((group, least))
         return found
 
-    def _shrink(self, cache: _Cache) -> None:
+    def _shrink(self, cache: ReplicaCache) -> None:
         while len(cache.runs) > cache.limit_nodes:
             oldest = next(iter(cache.touched))
             self._forget(cache, oldest, len(cache.runs) - cache.limit_nodes)
 
-    def _forget(self, cache: _Cache, number: int, most: int) -> None:
+    def _forget(self, cache: ReplicaCache, number: int, most: int) -> None:
         """Evict up to `most` nodes of a prompt that no later one has used, from its end."""
         path = cache.touched[number]
         while path:
@@ -306,12 +211,12 @@ class CachePicture:
                 path.pop()
         del cache.touched[number]
 
-    def _clear(self, cache: _Cache) -> None:
+    def _clear(self, cache: ReplicaCache) -> None:
         self._asked = ()
         for number in list(cache.touched):
             self._forget(cache, number, len(cache.runs))
 
-    def _cut(self, cache: _Cache, node: int) -> None:
+    def _cut(self, cache: ReplicaCache, node: int) -> None:
         """Evict a node, and those after it in its run."""
         run = cache.runs.get(node)
         if run is None:
@@ -321,7 +226,7 @@ class CachePicture:
         if not run.nodes:
             self._forget(cache, run.last, 0)
 
-    def _drop(self, cache: _Cache, node: int) -> None:
+    def _drop(self, cache: ReplicaCache, node: int) -> None:
         """The cache no longer holds the node."""
         del cache.runs[node]
         left = self._holders[node] & ~cache.bit
@@ -340,7 +245,7 @@ class CachePicture:
             else:
                 self._in_host[node] = in_host & ~bit
 
-    def _drop_if_covered(self, cache: _Cache, number: int) -> None:
+    def _drop_if_covered(self, cache: ReplicaCache, number: int) -> None:
         """Drop the prompt if a later one used its end, and therefore all of it."""
         if cache.touched[number][-1].last > number:
             del cache.touched[number]

@@ -11,9 +11,11 @@ from cato.core.ids import PoolName, ReplicaId
 from cato.core.policies import MappingPolicy
 from cato.core.pool.backlog import Backlog, load_of, work_alone
 from cato.core.pool.leases import Leases
-from cato.core.pool.queue import Entry, Queue, TenantQueues, Waiting
+from cato.core.pool.queue import Entry, Queue, Waiting
 from cato.core.pool.refusal import Refusal
-from cato.core.pool.replicas import Replica, Replicas
+from cato.core.pool.replica import Replica
+from cato.core.pool.replicas import Replicas
+from cato.core.pool.tenant_queues import TenantQueues
 from cato.core.snapshot import Invocation, PoolSnapshot
 
 

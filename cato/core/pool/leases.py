@@ -7,7 +7,8 @@ from cato.core.events import CacheChanged, InvocationEnded, ReplicaProgressed
 from cato.core.ids import InvocationId
 from cato.core.pool.backlog import Backlog
 from cato.core.pool.pace import MOST_PROMPTS
-from cato.core.pool.replicas import BY_ID, Lease, Replica, Replicas
+from cato.core.pool.replica import Lease, Replica
+from cato.core.pool.replicas import BY_ID, Replicas
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.snapshot import Invocation, Running
 

@@ -9,7 +9,8 @@ from math import inf
 from cato.core.events import Event, TurnCame
 from cato.core.eviction import CardPolicies, CopyId, FleetSnapshot
 from cato.core.ids import InvocationId, ModelName
-from cato.core.pool.card_fleet import CardFleet, Copy, HostedState
+from cato.core.pool.card_fleet import CardFleet
+from cato.core.pool.hosted import Copy, HostedState
 from cato.core.pool.placement_events import Evicted, Load
 from cato.core.snapshot import Invocation
 

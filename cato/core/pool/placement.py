@@ -15,7 +15,8 @@ from cato.core.events import Event, InvocationWithdrawn
 from cato.core.eviction import Card, CardId, CardPolicies, ModelFacts
 from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName
 from cato.core.orchestrator import PoolOrchestrator
-from cato.core.pool.card_fleet import CardFleet, Copy, HostedState
+from cato.core.pool.card_fleet import CardFleet
+from cato.core.pool.hosted import Copy, HostedState
 from cato.core.pool.loading import Loading
 from cato.core.pool.placement_events import (
     ArrivalsRemembered,

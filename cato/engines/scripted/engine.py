@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
@@ -30,7 +27,8 @@ from cato.engines.base import (
     EngineState,
 )
 from cato.engines.scripted.answer import Answer
-from cato.engines.scripted.script import Chosen, Fault, Script, choose, load_script
+from cato.engines.scripted.request_log import Note, Prompt, is_first
+from cato.engines.scripted.script import Fault, Script, choose, load_script
 from cato.engines.scripted.vocabulary import Tekken, Vocabulary
 from cato.wire.answer import Ending
 from cato.wire.conversation import Conversation, Message, Part, PartKind
@@ -40,15 +38,6 @@ from cato.wire.reading import READERS, conversation_of
 # Gives the reader of the stream time to leave, and faults time to hit mid-answer.
 _PIECE_S = 0.001
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A request's prompt, rendered and tokenized."""
-
-    conversation: Conversation
-    text: str
-    tokens: list[int]
 
 
 class ScriptedEngine:
@@ -156,8 +145,8 @@ class ScriptedEngine:
             return
         script = self._script
         chosen = choose(script, prompt.conversation)
-        has_fault = chosen.step.fault is not Fault.NONE and _is_first(script.log, chosen)
-        note = _Note(script.log, request, prompt, chosen)
+        has_fault = chosen.step.fault is not Fault.NONE and is_first(script.log, chosen)
+        note = Note(script.log, request, prompt, chosen)
         try:
             if has_fault and chosen.step.fault is Fault.REFUSES:
                 note.outcome = "refused"
@@ -172,14 +161,7 @@ class ScriptedEngine:
             note.write()
 
     async def _stream(
-        self,
-        id: str,
-        answer: Answer,
-        limit: int,
-        prompt: _Prompt,
-        note: _Note,
-        *,
-        dies: bool,
+        self, id: str, answer: Answer, limit: int, prompt: Prompt, note: Note, *, dies: bool
     ) -> AsyncGenerator[EngineChunk, None]:
         pieces = answer.pieces[:limit]
         is_cut = len(pieces) < len(answer.pieces)
@@ -233,21 +215,21 @@ class ScriptedEngine:
         assert self._vocabulary is not None, "a ready engine has a vocabulary"
         return self._vocabulary
 
-    def _read(self, request: EngineRequest) -> _Prompt:
+    def _read(self, request: EngineRequest) -> Prompt:
         body = request.body
         if request.endpoint is Endpoint.COMPLETIONS and isinstance(body.get("prompt"), str):
             said = (Part(PartKind.TEXT, str(body["prompt"])),)
             text = str(body["prompt"])
             conversation = Conversation(messages=(Message("user", said),))
-            return _Prompt(conversation, text, self._words.encode(text))
+            return Prompt(conversation, text, self._words.encode(text))
         if request.endpoint not in READERS:
             raise EngineError(f"the scripted engine has no {request.endpoint}", 501)
         conversation = conversation_of(request.endpoint, body)
         is_begun = bool(body.get("continue_final_message"))
         text = conversation.prompt(is_begun=is_begun)
-        return _Prompt(conversation, text, self._words.encode(text))
+        return Prompt(conversation, text, self._words.encode(text))
 
-    def _counted(self, request: EngineRequest, prompt: _Prompt) -> EngineChunk:
+    def _counted(self, request: EngineRequest, prompt: Prompt) -> EngineChunk:
         if request.endpoint is not Endpoint.COUNT_TOKENS:
             raise EngineError(f"the scripted engine has no {request.endpoint}", 501)
         raw = to_json({"input_tokens": len(prompt.tokens)})
@@ -269,44 +251,3 @@ class ScriptedEngine:
         whole = range(0, len(tokens) - size + 1, size)
         blocks = (b"".join(t.to_bytes(4) for t in tokens[i : i + size]) for i in whole)
         return block_hashes(self._served_model, blocks)
-
-
-class _Note:
-    """One line of the log: a request and its answer."""
-
-    def __init__(self, log: Path, request: EngineRequest, prompt: _Prompt, chosen: Chosen) -> None:
-        self._log, self._request, self._prompt, self._chosen = log, request, prompt, chosen
-        self.cached_tokens = 0
-        self.output_tokens = 0
-        self.outcome = "left"
-
-    def write(self) -> None:
-        line = json.dumps(
-            {
-                "id": self._request.id,
-                "engine": os.getpid(),
-                "endpoint": self._request.endpoint,
-                "body": self._request.body,
-                "prompt": self._prompt.text,
-                "prompt_tokens": len(self._prompt.tokens),
-                "cached_tokens": self.cached_tokens,
-                "output_tokens": self.output_tokens,
-                "script": self._chosen.name,
-                "step": self._chosen.number,
-                "outcome": self.outcome,
-            },
-            default=dict,
-        )
-        # One write to a file opened for appending: lines of several engines do not mix.
-        with self._log.open("ab", buffering=0) as file:
-            file.write(line.encode("utf-8", "replace") + b"\n")
-
-
-def _is_first(log: Path, chosen: Chosen) -> bool:
-    """Whether no engine with this log has reached the step yet."""
-    folder = log.with_suffix(".faults")
-    folder.mkdir(exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (folder / f"{chosen.name}-{chosen.number}").touch(exist_ok=False)
-        return True
-    return False

@@ -12,13 +12,7 @@ from cato.core.kv_events import BlocksCleared, KvEvent
 from cato.core.pool.prefill import DueDateRule
 from cato.core.profile import Profile
 from cato.core.topology import DUE_DATE, EngineSpec, TemplateFacts
-from cato.engines.base import (
-    EngineChunk,
-    EngineFacts,
-    EngineLoad,
-    EngineRequest,
-    EngineState,
-)
+from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
 from cato.engines.simulated.asked import Asked, read_asked, read_prompt
 from cato.engines.simulated.batch import DEFAULT_BATCHED_TOKENS, Batch, Run
 from cato.engines.simulated.chunks import Chunks

@@ -23,13 +23,7 @@ from cato.core.hung import HungRule, Signs, Silence
 from cato.core.kv_events import BlocksCleared, KvEvent
 from cato.core.pool.prefill import CallTarget
 from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
-from cato.engines.base import (
-    EngineChunk,
-    EngineFacts,
-    EngineLoad,
-    EngineRequest,
-    EngineState,
-)
+from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
 from cato.engines.vllm import dialects, stream, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV
 from cato.engines.vllm.arguments import server_argv

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import time
@@ -27,7 +26,7 @@ from cato.control.measured_replica import whole as whole_number
 from cato.core.ids import PoolName
 from cato.lab.accelerator import alone
 from cato.lab.bench import overhead, plain, report
-from cato.lab.bench.client import BenchError
+from cato.lab.client import BenchError, events
 from cato.lab.live.experiment import Arm
 from cato.lab.live.rounds import Progress, ReplicaPoint
 from cato.lab.live.session import Options, Session
@@ -242,8 +241,8 @@ class Served:
                 if response.status != 200:
                     stream.problem = f"{response.status}: {(await response.text())[:200]}"
                     return
-                async for line in response.content:
-                    stream.take(line)
+                async for event in events(response):
+                    stream.take(event)
         except aiohttp.ClientError as error:
             stream.problem = repr(error)
         finally:
@@ -263,14 +262,11 @@ class _Stream:
     problem: str = ""
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def take(self, line: bytes) -> None:
-        """Process a line of the answer."""
-        if not line.startswith(b"data: "):
-            return
-        if line.strip() == b"data: [DONE]":
+    def take(self, event: dict[str, Any] | None) -> None:
+        """Process an event of the answer; None is its end."""
+        if event is None:
             self.is_whole = True
             return
-        event = json.loads(line[6:])
         if "error" in event:
             self.problem = str(event["error"])[:200]
         for choice in event.get("choices", ()):

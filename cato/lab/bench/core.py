@@ -36,12 +36,14 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies, RoutingPolicy
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.estimators.dag_match import FROM_USER, DagHistory, SuperGraph, SuperNode
-from cato.estimators.length_bound import ForestLengths, LengthFeatures, LengthRecord
+from cato.estimators.length_bound import LengthFeatures, LengthRecord
+from cato.estimators.length_forest import ForestLengths
 from cato.lab.bench import door
 from cato.lab.bench.simulated import WORKLOADS, Speed, simulated_tasks, simulated_turns
-from cato.lab.bench.stats import summary
-from cato.lab.experiments import length_bounds
+from cato.lab.experiments import length_bounds, length_models
 from cato.lab.experiments.slo_sa import calls_to_time
+from cato.lab.intervals import summary
+from cato.lab.study import as_experiment
 from cato.policies import schedulers
 from cato.policies.mapping.registry import MAPPERS
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -313,12 +315,12 @@ def trace_bounds(trace: Path) -> tuple[Target, ...]:
     `length-bounds` for CATO's learned bounds, and the prediction time of a compiled forest
     trained on the earlier half. Raise `InputError` for a missing or too short trace.
     """
-    options = Options(TRACE_SEEDS, (length_bounds.LEARNT,), trace)
-    found = length_bounds.run(options, silent).targets
-    train, test = length_bounds.halves(trace)
-    forest = length_bounds.fitted(length_bounds.COMPILED, train, TRACE_SEEDS[0])
+    options = Options(TRACE_SEEDS, (length_models.LEARNT,), trace)
+    found = as_experiment(length_bounds.STUDY).run(options, silent).targets
+    train, test = length_models.halves(trace)
+    forest = length_models.fitted(length_models.COMPILED, train, TRACE_SEEDS[0])
     asked = [r.features for r in test]
-    times = list(_each([lambda f=f: forest.quantile(f, length_bounds.Q) for f in asked]))  # type: ignore[misc]
+    times = list(_each([lambda f=f: forest.quantile(f, length_models.Q) for f in asked]))  # type: ignore[misc]
     text = "one prediction by the trace's compiled forest, median [µs]"
     return (*found, _time_target(text, PREDICTION_GOAL_US, times))
 

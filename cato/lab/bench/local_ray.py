@@ -20,7 +20,7 @@ from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 
 from cato.control import actors, host_drain
-from cato.lab.bench.client import BenchError
+from cato.lab.client import BenchError
 from cato.serve.ports import free_port
 
 LEAST_LOGICAL_CPUS = 16

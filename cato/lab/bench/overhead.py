@@ -25,11 +25,12 @@ from cato.control import actors
 from cato.core.ids import PoolName
 from cato.core.topology import EngineSpec
 from cato.lab.bench import bare_server, plain
-from cato.lab.bench.client import BenchError, Client, Place, Prompts, Timing
+from cato.lab.bench.client import Client, Place, Prompts, Timing
 from cato.lab.bench.companion import companion
 from cato.lab.bench.cpu import cpu_s
 from cato.lab.bench.deployment import on_accelerator
 from cato.lab.bench.local_ray import start_ray, wait_until_answered
+from cato.lab.client import BenchError
 from cato.profiles.load import load_profile
 from cato.serve.app import build_engines, build_ingress
 

@@ -23,7 +23,7 @@ from cato.lab.bench.overhead import (
     Settings,
     breakdown,
 )
-from cato.lab.bench.stats import Difference, Rounds, paired_difference, summary
+from cato.lab.intervals import Interval, Rounds, paired_difference, summary
 
 METRICS = ("ttft", "e2e")
 # Processes that take less per call are not shown.
@@ -134,7 +134,7 @@ def _summary(rounds: Rounds) -> dict[str, float]:
     }
 
 
-def _difference(d: Difference) -> dict[str, float]:
+def _difference(d: Interval) -> dict[str, float]:
     return {"ms": _ms(d.value), "low_ms": _ms(d.low), "high_ms": _ms(d.high)}
 
 

@@ -15,7 +15,8 @@ from cato.core.length import LengthBelief
 from cato.core.policies import Policies
 from cato.profiles.load import load_profile
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.sessions import RecordedSession, Turn, Users
+from cato.sim.session_traces import RecordedSession, Turn
+from cato.sim.sessions import Users
 from cato.sim.workloads import SABER_CLASSES, SEVEN_B, poisson, single_calls
 
 POOL = PoolName("bench")

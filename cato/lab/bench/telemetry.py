@@ -21,7 +21,7 @@ from cato.lab.bench.client import Client, Place, Prompts
 from cato.lab.bench.companion import companion
 from cato.lab.bench.local_ray import wait_until_answered
 from cato.lab.bench.overhead import MODELS, READY_TIMEOUT_S, SIMULATED, WARM_UPS, Stage
-from cato.lab.bench.stats import Rounds, paired_difference, summary
+from cato.lab.intervals import Rounds, paired_difference, summary
 from cato.lab.live.rounds import Progress
 from cato.serve.app import ingress_application
 from cato.telemetry.logs import LEVEL_VARIABLE

@@ -21,6 +21,7 @@ import aiohttp
 
 from cato.engines.simulated import simulated_text
 from cato.lab.chaos.plan import LEAST_TOKENS, Dialect, Planned
+from cato.lab.client import events
 
 # A stream hangs when it is silent for this long.
 HANG_S = 60.0
@@ -30,7 +31,6 @@ AFTERMATH_S = 2.0
 PROXYS_500 = (500, "text/plain", b"Internal Server Error")
 # Errors that clients are told to retry.
 RETRY_STATUSES = (429, 503)
-_DONE = b"data: [DONE]"
 _WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "node", "path")
 
 
@@ -275,21 +275,16 @@ class Clients:
             if call.dialect is Dialect.WHOLE:
                 _note(call, json.loads(await answer.read()))
                 return
-            rest, is_done = b"", False
-            async for data in answer.content.iter_any():
-                *blocks, rest = (rest + data).split(b"\n\n")
-                # SSE comments keep a stalled connection open; they are not progress.
-                events = [block for block in blocks if not block.startswith(b":")]
+            is_done = False
+            async for event in events(answer):
                 now_s = time.monotonic()
-                if events and not call.has_news:
+                if not call.has_news:
                     call.first_token_s = now_s - call.started_s
                     self.first_token_s.append(call.first_token_s)
-                if events:
-                    call.came(now_s)
-                for event in events:
-                    is_done = is_done or event == _DONE
-                    if event != _DONE:
-                        _note(call, json.loads(event.removeprefix(b"data: ")))
+                call.came(now_s)
+                is_done = is_done or event is None
+                if event is not None:
+                    _note(call, event)
         if not is_done:
             raise aiohttp.ClientPayloadError("the stream ended without [DONE]")
 

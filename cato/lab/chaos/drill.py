@@ -26,7 +26,8 @@ SAMPLE_S = 2.0
 LEAST_SAMPLES = 10
 # Processes grow at the start: imports, caches, connection pools.
 WARM_UP_SHARE = 0.3
-SHOWN = 5
+# Bad outcomes shown of each kind, and kept in the JSON report.
+SHOWN, MOST_BAD = 5, 1000
 
 
 class MissedError(Exception):
@@ -203,6 +204,7 @@ class Drill:
             fault.value: _distribution([s for s in self.struck if s.planned.fault is fault])
             for fault in Fault
         }
+        first_s = self.struck[0].at_s if self.struck else 0.0
         overload: dict[str, Any] = {}
         if isinstance(clients, ArrivingClients):
             overload = clients.report(self._longest_queue)
@@ -219,8 +221,13 @@ class Drill:
             "recovery_s": {name: d for name, d in by_fault.items() if d["faults"]},
             # Each fault: its kind, seconds after the first one, and the longest stall.
             "each": [
-                (s.planned.fault.value, round(s.at_s - self.struck[0].at_s, 1), s.recovery_s)
+                (s.planned.fault.value, round(s.at_s - first_s, 1), s.recovery_s)
                 for s in self.struck
+            ],
+            # Calls that ended badly, with their start in the same seconds.
+            "bad": [
+                (o.kind, o.dialect.value, o.problem, o.request_id, round(o.began_s - first_s, 1))
+                for o in bad[:MOST_BAD]
             ],
             "leaks": leaks,
             "overload": overload,

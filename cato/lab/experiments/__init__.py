@@ -1,1 +1,1 @@
-"""Published experiments, one file each. To add one: a file here and a name in `registry`."""
+"""Published experiments. To add one: a file with a `STUDY`, and a name in `cato.lab.registry`."""

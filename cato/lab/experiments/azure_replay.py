@@ -12,7 +12,6 @@ scheduler can exceed the upper bound (`bounds.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -25,15 +24,15 @@ from cato.core.policies import Policies
 from cato.core.topology import RAY_SERVE
 from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
-from cato.lab.experiments.common import chosen_policies
 from cato.lab.experiments.hindsight import CLAIRVOYANT, clairvoyant, missed_of
+from cato.lab.study import Measured, Study, Trial
 from cato.policies import schedulers
-from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.looks import look_of
 from cato.sim.metrics import metrics_of
 from cato.sim.plots import figure, legend, save
-from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
+from cato.sim.report import Report, Sample, Setting, Target, mean_and_stderr
 from cato.sim.tasks import SimTask
 from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import load_azure
@@ -82,119 +81,84 @@ POLICIES: Mapping[str, Callable[[], Policies]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    trace: Path
-    replicas: int
-    speed: float
-    chunked: bool
-    policy: str
-    seed: int
+def _setup(replicas: int, chunked: bool, policies: Policies) -> PoolSetup:
+    chunk_tokens = CHUNK_TOKENS if chunked else None
+    return PoolSetup(POOL, (SEVEN_B,) * replicas, policies, chunk_tokens=chunk_tokens)
 
 
-def _setup(job: _Job, policies: Policies) -> PoolSetup:
-    return PoolSetup(
-        POOL,
-        (SEVEN_B,) * job.replicas,
-        policies,
-        chunk_tokens=CHUNK_TOKENS if job.chunked else None,
-    )
-
-
-def _tasks(job: _Job) -> list[SimTask]:
-    rows = load_azure(job.trace)
-    (first, end), (begin, stop) = DEVELOPMENT if job.seed < REPORT_SEEDS_FROM else REPORT
+def _tasks(trace: Path, speed: float, seed: int) -> list[SimTask]:
+    rows = load_azure(trace)
+    (first, end), (begin, stop) = DEVELOPMENT if seed < REPORT_SEEDS_FROM else REPORT
     if len(rows) <= begin:
-        raise InputError(f"--trace: {job.trace} has {len(rows)} rows; {begin + 1} are needed")
+        raise InputError(f"--trace: {trace} has {len(rows)} rows; {begin + 1} are needed")
     known = trace_beliefs(rows[first:end])
-    return trace_tasks(rows[begin:stop], known, POOL, job.seed, job.speed)
+    return trace_tasks(rows[begin:stop], known, POOL, seed, speed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Replayed:
-    """One replay; `attained`: attainment in each block of the trace."""
-
-    sample: Sample
-    attained: tuple[float, ...]
-
-
-def _run(job: _Job) -> _Replayed:
-    tasks = _tasks(job)
-    setting = {
-        "replicas": float(job.replicas),
-        "speed": job.speed,
-        "prompts": "chunked" if job.chunked else "whole",
-    }
-    if job.policy == UPPER_BOUND:
-        pool = Capacity(SEVEN_B, job.replicas)
-        bound = {"slo_attainment": attainable(tasks, {POOL: pool})}
-        return _Replayed(Sample(setting, job.policy, job.seed, bound), ())
-    if job.policy == CLAIRVOYANT:
-        best = clairvoyant(tasks, partial(_setup, job), job.seed, SEARCH_ROUNDS)
+def _measured(
+    options: Options, replicas: int, speed: float, chunked: bool, policy: str, seed: int
+) -> Measured:
+    """Metrics, and the attainment in each block of the trace."""
+    tasks = _tasks(options.needed("trace"), speed, seed)
+    if policy == UPPER_BOUND:
+        pool = Capacity(SEVEN_B, replicas)
+        return Measured({"slo_attainment": attainable(tasks, {POOL: pool})}, ())
+    setup = partial(_setup, replicas, chunked)
+    if policy == CLAIRVOYANT:
+        best = clairvoyant(tasks, setup, seed, SEARCH_ROUNDS)
         metrics, missed = best.metrics, best.missed
     else:
-        fleet = Fleet([_setup(job, POLICIES[job.policy]())])
+        fleet = Fleet([setup(POLICIES[policy]())])
         outcomes = fleet.run(tasks)
         metrics, missed = metrics_of(fleet, outcomes), missed_of(outcomes)
     blocks = np.array_split([t.id not in missed for t in tasks], BLOCKS)
-    attained = tuple(float(b.mean()) for b in blocks if b.size)
-    return _Replayed(Sample(setting, job.policy, job.seed, metrics), attained)
+    return Measured(metrics, tuple(float(b.mean()) for b in blocks if b.size))
 
 
-def run(options: Options, progress: Progress) -> Report:
-    trace = options.needed("trace")
-    hindsight = dict.fromkeys(WITH_HINDSIGHT, schedulers.foresight)
-    policies = list(chosen_policies(options, {**POLICIES, **hindsight}))
-    jobs = [
-        _Job(trace, replicas, speed, chunked, policy, seed)
+def _setting(replicas: int, speed: float, chunked: bool) -> Setting:
+    prompts = "chunked" if chunked else "whole"
+    return {"replicas": float(replicas), "speed": speed, "prompts": prompts}
+
+
+def _cells(options: Options) -> list[Trial]:
+    return [
+        Trial(
+            _setting(replicas, speed, chunked),
+            partial(_measured, options, replicas, speed, chunked),
+            tuple(POLICIES) if chunked else (),
+        )
         for chunked in (False, True)
         for replicas, speed in SETTINGS
-        for policy in policies
-        for seed in (options.seeds if policy not in WITH_HINDSIGHT else options.seeds[:1])
-        if not (policy in WITH_HINDSIGHT and chunked)
     ]
-    replays = run_all(_run, jobs, progress, options.jobs)
-    samples = [r.sample for r in replays]
-    return Report(
-        "azure-replay",
-        options.seeds,
-        summarize(samples),
-        compare(samples, schedulers.FORESIGHT, ("slo_attainment", "ttft_s_mean", "e2e_s_p95")),
-        _targets(replays),
-    )
 
 
-def _targets(replays: Sequence[_Replayed]) -> tuple[Target, ...]:
+def _targets(samples: Sequence[Sample]) -> list[Target]:
     """Target group 8, for whole prompts and for chunks; the search for whole prompts only."""
     targets: list[Target] = []
-    for prompts in ("whole", "chunked"):
+    for chunked in (False, True):
         for (replicas, speed), over_cato, over_saber in zip(
             SETTINGS, (20.0, 40.0, 40.0), (16.0, 28.0, 28.0), strict=True
         ):
-            where = f"{replicas} replicas, {speed:g}x, prompts {prompts}"
-            wanted = {"replicas": float(replicas), "speed": speed, "prompts": prompts}
+            wanted = _setting(replicas, speed, chunked)
+            where = f"{replicas} replicas, {speed:g}x, prompts {wanted['prompts']}"
             for baseline, goal in (
                 ("cato", over_cato),
                 ("saber", over_saber),
                 (CLAIRVOYANT, -3.0),
             ):
-                ours = _attained(replays, schedulers.FORESIGHT, wanted)
-                theirs = _attained(replays, baseline, wanted)
-                if ours is not None and theirs is not None:
+                ours = _attained(samples, schedulers.FORESIGHT, wanted)
+                theirs = _attained(samples, baseline, wanted)
+                if ours and theirs:
                     text = f"points over {baseline}, {where}"
                     gaps = [100 * (a - b) for a, b in zip(ours, theirs, strict=True)]
                     targets.append(Target(8, text, goal, *mean_and_stderr(gaps)))
-    return tuple(targets)
+    return targets
 
 
-def _attained(
-    replays: Sequence[_Replayed], policy: str, setting: Setting
-) -> Sequence[float] | None:
-    """Attainment of each block, averaged over the seeds; None when the policy did not run."""
-    found = [
-        r.attained for r in replays if r.sample.policy == policy and r.sample.setting == setting
-    ]
-    return [fmean(block) for block in zip(*found, strict=True)] if found else None
+def _attained(samples: Sequence[Sample], policy: str, setting: Setting) -> Sequence[float]:
+    """Attainment of each block, averaged over the seeds; empty when the policy did not run."""
+    found = [s.further for s in samples if s.policy == policy and s.setting == setting]
+    return [fmean(block) for block in zip(*found, strict=True)]
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
@@ -231,10 +195,14 @@ def plot(report: Report, folder: Path) -> list[Path]:
     return [save(fig, folder, report.experiment)]
 
 
-EXPERIMENT = Experiment(
+STUDY = Study(
     "azure-replay",
     "replay of a production coding trace on 7B replicas, against a clairvoyant search",
     "Azure LLM inference trace 2023 (Patel et al., Splitwise, ISCA 2024)",
-    run,
+    (*POLICIES, *WITH_HINDSIGHT),
+    _cells,
+    _targets,
     plot,
+    compared=("slo_attainment", "ttft_s_mean", "e2e_s_p95"),
+    unseeded=WITH_HINDSIGHT,
 )

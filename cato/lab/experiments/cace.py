@@ -8,14 +8,15 @@ empty accelerators and continues until the last of `COUNT` invocations has finis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from cato.core.errors import UnknownNameError
 from cato.core.eviction import CardPolicies, DispatchOrder, EvictionPolicy
+from cato.lab.experiments.cace_plots import by_pattern, by_variant
+from cato.lab.experiments.common import paired_target
+from cato.lab.study import Study, Trial, no_targets
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.foresight import ForesightEviction
@@ -23,19 +24,9 @@ from cato.policies.eviction.lfu import LeastFrequentlyUsed
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
 from cato.policies.eviction.sites import ShapeBlind
-from cato.sim import cards, plots
-from cato.sim.cards import CardArrival
-from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.report import (
-    Mean,
-    Report,
-    Sample,
-    Setting,
-    Target,
-    compare,
-    mean_and_stderr,
-    summarize,
-)
+from cato.sim import card_workload, cards
+from cato.sim.experiment import Options
+from cato.sim.report import Sample, Setting, Target
 
 GROUP = 5
 COUNT = 600
@@ -53,7 +44,8 @@ COMPARED = (
     "slo_attainment",
 )
 HEADLINES = ("hit_rate", "load_s", "slo_attainment")
-PATTERNS: Mapping[str, cards.Pattern] = {p.name: p for p in cards.PATTERNS}
+CALLED = "eviction policy"
+PATTERNS: Mapping[str, card_workload.Pattern] = {p.name: p for p in card_workload.PATTERNS}
 
 LRU, LFU, CACE, FORESIGHT, BELADY = "lru", "lfu", "cace", "foresight", "belady"
 IN_ORDER, BATCHED, QUEUE_AWARE = "in-order", "batched", "queue-aware"
@@ -96,34 +88,10 @@ BASELINE, BEST = "lru, in-order", "foresight, queue-aware"
 MEMORY: Mapping[str, int] = {"none": 0, "128 GB": cards.HOST_WEIGHTS_BYTES}
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One seed of one setting: every policy gets the same arrivals."""
-
-    policies: Mapping[str, tuple[EvictionPolicy | None, DispatchOrder]]
-    setting: Setting
-    host_weights_bytes: int
-    count: int
-    seed: int
-
-
-def _run(job: _Job) -> list[Sample]:
-    pattern = PATTERNS[str(job.setting["pattern"])]
-    rng = np.random.default_rng(job.seed)
-    arrivals = cards.arrivals(pattern, float(job.setting["rate_per_s"]), job.count, rng)
-    return [
-        Sample(
-            job.setting,
-            name,
-            job.seed,
-            cards.run(
-                arrivals,
-                alike(eviction or _clairvoyant(arrivals), order),
-                job.host_weights_bytes,
-            ).metrics(),
-        )
-        for name, (eviction, order) in job.policies.items()
-    ]
+Arms = Mapping[str, tuple[EvictionPolicy | None, DispatchOrder]]
+RQ1_ARMS: Arms = {name: (policy, InOrder()) for name, policy in POLICIES.items()}
+RQ2_ARMS: Arms = {name: (POLICIES[e], ORDERS[o]) for name, (e, o) in STRATEGIES.items()}
+ABLATION_ARMS: Arms = {name: (policy, InOrder()) for name, policy in ABLATED.items()}
 
 
 def alike(eviction: EvictionPolicy, order: DispatchOrder) -> CardPolicies:
@@ -131,264 +99,149 @@ def alike(eviction: EvictionPolicy, order: DispatchOrder) -> CardPolicies:
     return CardPolicies(eviction, order, ShapeBlind())
 
 
-def _clairvoyant(arrivals: Sequence[CardArrival]) -> Belady:
-    return Belady(cards.arrivals_s(arrivals))
+def _measured(
+    arms: Arms, pattern: str, rate_per_s: float, host_weights_bytes: int, arm: str, seed: int
+) -> dict[str, float]:
+    rng = np.random.default_rng(seed)
+    arrivals = card_workload.arrivals(PATTERNS[pattern], rate_per_s, COUNT, rng)
+    eviction, order = arms[arm]
+    policies = alike(eviction or Belady(card_workload.arrivals_s(arrivals)), order)
+    return cards.run(arrivals, policies, host_weights_bytes).metrics()
 
 
-def _chosen(options: Options, known: Sequence[str]) -> tuple[str, ...]:
-    for name in options.policies:
-        if name not in known:
-            raise UnknownNameError("eviction policy", name, tuple(known))
-    return options.policies or tuple(known)
-
-
-def _samples(jobs: Sequence[_Job], options: Options, progress: Progress) -> list[Sample]:
-    return [s for part in run_all(_run, jobs, progress, options.jobs) for s in part]
-
-
-def run_rq1(options: Options, progress: Progress, count: int = COUNT) -> Report:
-    """Policies x patterns x rates, in-order dispatch, no host memory.
-
-    Raise `UnknownNameError` for a policy.
-    """
-    names = _chosen(options, tuple(POLICIES))
-    jobs = [
-        _Job(
-            {n: (POLICIES[n], InOrder()) for n in names},
-            {"pattern": pattern, "rate_per_s": rate},
-            0,
-            count,
-            seed,
-        )
-        for pattern in PATTERNS
-        for rate in (*UNDERLOAD_PER_S, OVERLOAD_PER_S)
-        for seed in options.seeds
+def _in_order(
+    arms: Arms, patterns: Iterable[str], rates_per_s: Sequence[float], options: Options
+) -> list[Trial]:
+    """In-order dispatch, no host memory."""
+    return [
+        Trial({"pattern": pattern, "rate_per_s": rate}, partial(_measured, arms, pattern, rate, 0))
+        for pattern in patterns
+        for rate in rates_per_s
     ]
-    samples = _samples(jobs, options, progress)
-    return Report(
-        "cace-rq1",
-        options.seeds,
-        summarize(samples),
-        compare(samples, FORESIGHT, COMPARED),
-        _hit_targets(samples),
-    )
 
 
-def run_rq2(options: Options, progress: Progress, count: int = COUNT) -> Report:
-    """Dispatch orders with and without host memory; raise `UnknownNameError` for a strategy."""
-    names = _chosen(options, tuple(STRATEGIES))
-    jobs = [
-        _Job(
-            {n: (POLICIES[STRATEGIES[n][0]], ORDERS[STRATEGIES[n][1]]) for n in names},
+def _orders(options: Options) -> list[Trial]:
+    """Dispatch orders with and without host memory."""
+    return [
+        Trial(
             {"pattern": pattern, "rate_per_s": rate, "host_memory": memory},
-            weights_bytes,
-            count,
-            seed,
+            partial(_measured, RQ2_ARMS, pattern, rate, weights_bytes),
         )
         for pattern in PATTERNS
         for rate in (UNDERLOAD_PER_S[0], OVERLOAD_PER_S)
         for memory, weights_bytes in MEMORY.items()
-        for seed in options.seeds
     ]
-    samples = _samples(jobs, options, progress)
-    return Report(
-        "cace-rq2",
-        options.seeds,
-        summarize(samples),
-        compare(samples, BEST, COMPARED),
-        (*_memory_targets(samples), *_order_targets(samples)),
-    )
-
-
-def run_ablation(options: Options, progress: Progress, count: int = COUNT) -> Report:
-    """CACE without one factor at a time, and as printed; raise `UnknownNameError` for a variant.
-
-    Dispatch is in order, in underload and where queues form. The demand factor changes nothing in
-    either: orders that never leave an accelerator idle while the head could use it have a queue
-    only while at most one replica may be evicted, and then there is no choice.
-    """
-    names = _chosen(options, tuple(ABLATED))
-    jobs = [
-        _Job(
-            {n: (ABLATED[n], InOrder()) for n in names},
-            {"pattern": pattern, "rate_per_s": rate},
-            0,
-            count,
-            seed,
-        )
-        for pattern in ("uniform", "skewed")
-        for rate in (UNDERLOAD_PER_S[1], SATURATED_PER_S)
-        for seed in options.seeds
-    ]
-    samples = _samples(jobs, options, progress)
-    return Report(
-        "cace-ablation", options.seeds, summarize(samples), compare(samples, CACE, COMPARED)
-    )
 
 
 # Targets
 
 
-def paired(
-    samples: Sequence[Sample],
-    one: tuple[str, Setting],
-    other: tuple[str, Setting],
-    value: Callable[[Mapping[str, float], Mapping[str, float]], float],
-) -> tuple[float, float] | None:
-    """Mean and standard error of `value` over the seeds; None when either policy did not run."""
-
-    def of(policy: str, setting: Setting) -> dict[int, Mapping[str, float]]:
-        return {
-            s.seed: s.metrics
-            for s in samples
-            if s.policy == policy and dict(s.setting) == dict(setting)
-        }
-
-    ours, theirs = of(*one), of(*other)
-    if not ours or not theirs:
-        return None
-    return mean_and_stderr([value(ours[seed], theirs[seed]) for seed in ours])
-
-
-def _hit_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
+def _hit_targets(samples: Sequence[Sample]) -> list[Target]:
     targets = []
     for rate in UNDERLOAD_PER_S:
-        setting: dict[str, str | float] = {"pattern": "skewed", "rate_per_s": rate}
-        ours = (FORESIGHT, setting)
-        above = paired(
-            samples, ours, (LRU, setting), lambda a, b: 100 * (a["hit_rate"] - b["hit_rate"])
+        setting: Setting = {"pattern": "skewed", "rate_per_s": rate}
+        targets += paired_target(
+            GROUP,
+            f"hit rate of foresight minus LRU, skewed, in-order, {rate}/s [points]",
+            6.0,
+            samples,
+            (FORESIGHT, setting),
+            (LRU, setting),
+            lambda a, b: 100 * (a["hit_rate"] - b["hit_rate"]),
         )
-        if above is not None:
-            text = f"hit rate of foresight minus LRU, skewed, in-order, {rate}/s [points]"
-            targets.append(Target(GROUP, text, 6.0, *above))
-        part = paired(samples, ours, (BELADY, setting), lambda a, b: a["hit_rate"] / b["hit_rate"])
-        if part is not None:
-            text = f"hit rate of foresight over Belady, skewed, in-order, {rate}/s"
-            targets.append(Target(GROUP, text, 0.8, *part))
-    return tuple(targets)
+        targets += paired_target(
+            GROUP,
+            f"hit rate of foresight over Belady, skewed, in-order, {rate}/s",
+            0.8,
+            samples,
+            (FORESIGHT, setting),
+            (BELADY, setting),
+            lambda a, b: a["hit_rate"] / b["hit_rate"],
+        )
+    return targets
 
 
-def _memory_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
+def _order_targets(samples: Sequence[Sample]) -> list[Target]:
+    """The effect of host memory in underload, of the order in overload."""
     targets = []
     for policy in ("foresight, in-order", BEST):
         for pattern in PATTERNS:
             setting: dict[str, str | float] = {"pattern": pattern, "rate_per_s": UNDERLOAD_PER_S[0]}
-            factor = paired(
+            targets += paired_target(
+                GROUP,
+                f"load time without over with host memory, {pattern}, {policy}",
+                2.5,
                 samples,
                 (policy, setting | {"host_memory": "128 GB"}),
                 (policy, setting | {"host_memory": "none"}),
                 lambda a, b: b["load_s"] / a["load_s"],
             )
-            if factor is not None:
-                text = f"load time without over with host memory, {pattern}, {policy}"
-                targets.append(Target(GROUP, text, 2.5, *factor))
-    return tuple(targets)
-
-
-def _order_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
-    targets = []
     for baseline in ("foresight, in-order", BASELINE):
         for pattern in PATTERNS:
-            setting: Setting = {
-                "pattern": pattern,
-                "rate_per_s": OVERLOAD_PER_S,
-                "host_memory": "none",
-            }
-            factor = paired(
+            setting = {"pattern": pattern, "rate_per_s": OVERLOAD_PER_S, "host_memory": "none"}
+            targets += paired_target(
+                GROUP,
+                f"mean TTFT of {baseline} over {BEST}, overload, {pattern}",
+                2.5,
                 samples,
                 (BEST, setting),
                 (baseline, setting),
                 lambda a, b: b["ttft_s_mean"] / a["ttft_s_mean"],
             )
-            if factor is not None:
-                text = f"mean TTFT of {baseline} over {BEST}, overload, {pattern}"
-                targets.append(Target(GROUP, text, 2.5, *factor))
-    return tuple(targets)
+    return targets
 
 
-# Plots
-
-
-def selected(report: Report, metric: str, **setting: str | float) -> list[Mean]:
-    return [
-        m
-        for m in report.means
-        if m.metric == metric and all(m.setting.get(k) == v for k, v in setting.items())
-    ]
-
-
-def plot_rq1(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Hit rate, and TTFT, by policy and pattern."""
-    paths = []
-    rates = (*UNDERLOAD_PER_S, OVERLOAD_PER_S)
-    for metric, label in (("hit_rate", "hit rate"), ("ttft_s_mean", "mean TTFT [s]")):
-        fig, axes = plots.figure(len(rates))
-        for ax, rate in zip(axes, rates, strict=True):
-            plots.bars(
-                ax, selected(report, metric, rate_per_s=rate), list(PATTERNS), "pattern", label
-            )
-            ax.set_title(f"{rate}/s, in order", fontsize=10)
-        plots.legend(fig)
-        paths.append(plots.save(fig, folder, f"cace-rq1-{metric.replace('_', '-')}"))
-    return tuple(paths)
-
-
-def plot_rq2(report: Report, folder: Path) -> tuple[Path, ...]:
-    """TTFT and total load time by strategy, with and without host memory."""
-    paths = []
-    for metric, label in (("ttft_s_mean", "mean TTFT [s]"), ("load_s", "total load time [s]")):
-        fig, axes = plots.figure(2, 2)
-        cells = [(r, m) for r in (UNDERLOAD_PER_S[0], OVERLOAD_PER_S) for m in MEMORY]
-        for ax, (rate, memory) in zip(axes, cells, strict=True):
-            means = selected(report, metric, rate_per_s=rate, host_memory=memory)
-            plots.bars(ax, means, list(PATTERNS), "pattern", label)
-            ax.set_title(f"{rate}/s, host memory: {memory}", fontsize=10)
-            if max(m.mean for m in means) > 10 * min(m.mean for m in means):
-                ax.set_yscale("log")  # in-order dispatch in overload dwarfs the others
-        plots.legend(fig)
-        paths.append(plots.save(fig, folder, f"cace-rq2-{metric.replace('_', '-')}"))
-    return tuple(paths)
-
-
-def plot_ablation(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Hit rate of every variant, one panel per setting."""
-    settings = list(dict.fromkeys(tuple(m.setting.items()) for m in report.means))
-    fig, axes = plots.figure(2, 2)
-    for ax, items in zip(axes, settings, strict=True):
-        setting = dict(items)
-        means = selected(report, "hit_rate", **setting)
-        names = [m.policy for m in means]
-        ax.barh(names, [m.mean for m in means], xerr=[1.96 * m.stderr for m in means], capsize=2)
-        ax.invert_yaxis()
-        ax.set_xlabel("hit rate")
-        ax.set_title(f"{setting['pattern']}, {setting['rate_per_s']}/s, in order", fontsize=10)
-        ax.tick_params(axis="y", labelsize=8)
-        ax.grid(axis="x", alpha=0.3)
-    return (plots.save(fig, folder, "cace-ablation"),)
-
-
-RQ1 = Experiment(
-    name="cace-rq1",
-    title="Hit rate and latency by eviction policy, pattern and load",
-    source=f"{SOURCE}, workload patterns",
-    run=run_rq1,
-    plot=plot_rq1,
-    headlines=HEADLINES,
+STUDIES = (
+    Study(
+        "cace-rq1",
+        "Hit rate and latency by eviction policy, pattern and load",
+        f"{SOURCE}, workload patterns",
+        tuple(RQ1_ARMS),
+        partial(_in_order, RQ1_ARMS, PATTERNS, (*UNDERLOAD_PER_S, OVERLOAD_PER_S)),
+        _hit_targets,
+        partial(
+            by_pattern,
+            "{rate_per_s}/s, in order",
+            {"hit_rate": "hit rate", "ttft_s_mean": "mean TTFT [s]"},
+        ),
+        HEADLINES,
+        COMPARED,
+        called=CALLED,
+    ),
+    Study(
+        "cace-rq2",
+        "Effect of dispatch order and of weights in host memory",
+        f"{SOURCE}, workload patterns; extended by orders and tiers",
+        tuple(RQ2_ARMS),
+        _orders,
+        _order_targets,
+        partial(
+            by_pattern,
+            "{rate_per_s}/s, host memory: {host_memory}",
+            {"ttft_s_mean": "mean TTFT [s]", "load_s": "total load time [s]"},
+            dwarfs=True,  # in-order dispatch, in overload
+        ),
+        HEADLINES,
+        COMPARED,
+        reference=BEST,
+        called=CALLED,
+    ),
+    # In underload and where queues form. The demand factor changes nothing in either: orders that
+    # never leave an accelerator idle while the head could use it have a queue only while at most
+    # one replica may be evicted, and then there is no choice.
+    Study(
+        "cace-ablation",
+        "CACE's factors one at a time, and its printed forms",
+        f"{SOURCE}, ablation",
+        tuple(ABLATION_ARMS),
+        partial(
+            _in_order, ABLATION_ARMS, ("uniform", "skewed"), (UNDERLOAD_PER_S[1], SATURATED_PER_S)
+        ),
+        no_targets,
+        by_variant,
+        HEADLINES,
+        COMPARED,
+        reference=CACE,
+        called=CALLED,
+    ),
 )
-RQ2 = Experiment(
-    name="cace-rq2",
-    title="Effect of dispatch order and of weights in host memory",
-    source=f"{SOURCE}, workload patterns; extended by orders and tiers",
-    run=run_rq2,
-    plot=plot_rq2,
-    headlines=HEADLINES,
-)
-ABLATION = Experiment(
-    name="cace-ablation",
-    title="CACE's factors one at a time, and its printed forms",
-    source=f"{SOURCE}, ablation",
-    run=run_ablation,
-    plot=plot_ablation,
-    headlines=HEADLINES,
-)
-EXPERIMENTS = (RQ1, RQ2, ABLATION)

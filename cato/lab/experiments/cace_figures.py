@@ -29,14 +29,14 @@ from cato.lab.experiments.cace import (
     SOURCE,
     alike,
 )
-from cato.lab.study import Study, Trial
+from cato.lab.study import Study, Trial, no_targets
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.orders import InOrder
-from cato.sim import cards, plots
-from cato.sim.cards import CardArrival
+from cato.sim import card_workload, cards, plots
+from cato.sim.card_workload import CardArrival
 from cato.sim.experiment import Options
-from cato.sim.report import Report, Sample, Target
+from cato.sim.report import Report
 
 WINDOW_S = 30.0
 WINDOWS, QUICK_WINDOWS, QUICK_SEEDS = 60, 30, 3
@@ -97,7 +97,7 @@ def windows_of(scene: Scene, seed: int) -> tuple[tuple[CardArrival, ...], ...]:
         names = list(PATTERNS)
         name = names[i // CHANGE % len(names)] if scene.pattern == CHANGING else scene.pattern
         count = max(1, int(rng.poisson(scene.rate_per_s * WINDOW_S)))
-        drawn = cards.arrivals(PATTERNS[name], scene.rate_per_s, count, rng)
+        drawn = card_workload.arrivals(PATTERNS[name], scene.rate_per_s, count, rng)
         # A Poisson number of arrivals, uniform in the window.
         times = sorted(float(t) for t in rng.uniform(0, WINDOW_S, count))
         found.append(tuple(_moved(a, t, f"{i:03d}-") for a, t in zip(drawn, times, strict=True)))
@@ -145,7 +145,7 @@ def _measured(scene: Scene, fleet: str, arm: str, seed: int) -> dict[str, float]
 
 
 def _policy(arm: str, arrivals: Sequence[CardArrival]) -> EvictionPolicy:
-    return POLICIES[arm] or Belady(cards.arrivals_s(arrivals))
+    return POLICIES[arm] or Belady(card_workload.arrivals_s(arrivals))
 
 
 def _cells(options: Options) -> list[Trial]:
@@ -161,10 +161,6 @@ def _cells(options: Options) -> list[Trial]:
         )
         for pattern, fleet, rate in rows
     ]
-
-
-def _no_targets(samples: Sequence[Sample]) -> list[Target]:
-    return []
 
 
 def _plot(report: Report, folder: Path) -> list[Path]:
@@ -190,7 +186,7 @@ STUDY = Study(
     f"{SOURCE}, workload; adaptive weights: its future work",
     ARMS,
     _cells,
-    _no_targets,
+    no_targets,
     _plot,
     ("hit_rate", "ttft_s_mean", "load_s"),
     ("hit_rate", "ttft_s_mean", "load_s"),

@@ -14,7 +14,6 @@ Rows named "..., paper" are the paper's numbers, the "upper bound" is a linear p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,29 +25,24 @@ from cato.core.profile import Profile
 from cato.core.topology import RAY_SERVE
 from cato.lab.experiments import printed
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
-from cato.lab.experiments.coding_mixes import ONE_AT_A_TIME
-from cato.lab.experiments.common import (
-    Gap,
-    attainment_gap,
-    chosen_policies,
-    judged_s,
-    metrics_by_task,
-)
+from cato.lab.experiments.coding_mixes import COMPARED, ONE_AT_A_TIME
+from cato.lab.experiments.common import attainment_gap, judged_s, metrics_by_task
 from cato.lab.experiments.routers import ROUTERS
+from cato.lab.study import Measured, Study, Trial
 from cato.policies import schedulers
-from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.metrics import metrics_of
-from cato.sim.plots import curve, figure, legend, lines, save
-from cato.sim.report import Mean, Report, Sample, Setting, Target, compare, summarize
-from cato.sim.tasks import SimTask
-from cato.sim.workloads import (
+from cato.sim.cato_workload import (
     CATO_PRINTED_CLASSES,
     MODEL_A,
     MODEL_B,
     cato_tasks,
     load_per_task_s,
 )
+from cato.sim.experiment import Options
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.metrics import metrics_of
+from cato.sim.plots import curve, figure, legend, lines, save
+from cato.sim.report import Mean, Report, Sample, Setting, Target, summarize
+from cato.sim.tasks import SimTask
 
 GROUP = 1
 SOURCE = 'CATO, "SLA-Awareness for AI-assisted coding" (2025)'
@@ -67,26 +61,6 @@ RATE, UTILIZATION = "rate_per_s", "utilization"
 
 Distributions = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
 """Quantiles of the judged latency by workload, task and policy, at the paper's highest rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    workload: str
-    shares: printed.Shares
-    axis: str
-    load: float
-    policy: str
-    seed: int
-
-    @property
-    def setting(self) -> Setting:
-        return {"workload": self.workload, self.axis: self.load}
-
-
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    sample: Sample
-    judged_s: Mapping[str, list[float]]
 
 
 def tasks_at(shares: printed.Shares, axis: str, load: float, seed: int) -> list[SimTask]:
@@ -116,52 +90,43 @@ def a_fleet(policy: str) -> Fleet:
     )
 
 
-def _run(job: _Job) -> _Ran:
-    tasks = tasks_at(job.shares, job.axis, job.load, job.seed)
-    if job.policy == UPPER_BOUND:
+def measured_at(shares: printed.Shares, axis: str, load: float, policy: str, seed: int) -> Measured:
+    """Metrics, and the judged latencies of each task."""
+    tasks = tasks_at(shares, axis, load, seed)
+    if policy == UPPER_BOUND:
         pools = dict.fromkeys(MODELS, Capacity(PROFILE, printed.CODING_REPLICAS))
-        bound = {"slo_attainment": attainable(tasks, pools)}
-        return _Ran(Sample(job.setting, job.policy, job.seed, bound), {})
-    fleet = a_fleet(job.policy)
+        return Measured({"slo_attainment": attainable(tasks, pools)}, {})
+    fleet = a_fleet(policy)
     outcomes = fleet.run(tasks)
-    metrics = metrics_of(fleet, outcomes) | metrics_by_task(outcomes)
-    return _Ran(Sample(job.setting, job.policy, job.seed, metrics), judged_s(outcomes))
+    return Measured(metrics_of(fleet, outcomes) | metrics_by_task(outcomes), judged_s(outcomes))
 
 
-def _jobs(paper: printed.Coding, options: Options) -> list[_Job]:
-    policies = chosen_policies(options, {**POLICIES, UPPER_BOUND: schedulers.foresight})
+def _cells(paper: printed.Coding, options: Options) -> list[Trial]:
     loads = [(RATE, r) for r in paper.rates_per_s] + [(UTILIZATION, u) for u in UTILIZATIONS]
     return [
-        _Job(workload, shares, axis, load, policy, seed)
+        Trial({"workload": workload, axis: load}, partial(measured_at, shares, axis, load))
         for workload, shares in paper.mixes.items()
         for axis, load in loads
-        for seed in options.seeds
-        for policy in policies
     ]
 
 
-def _experiment(name: str, options: Options, progress: Progress) -> Report:
-    paper = printed.CODING[name]
-    jobs = _jobs(paper, options)
-    runs = run_all(_run, jobs, progress, options.jobs)
-    samples = [r.sample for r in runs]
-    highest = [r for r in runs if r.sample.setting.get(RATE) == paper.rates_per_s[-1]]
-    metrics = ("slo_attainment", "goodput_per_s", "e2e_s_p95")
-    return Report(
-        name,
-        options.seeds,
-        (*summarize(samples), *(r.mean for r in paper.results)),
-        compare(samples, schedulers.FORESIGHT, metrics),
-        _targets(paper, samples),
-        {"distributions": _distributions(highest)},
-    )
+def with_printed(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Mean, ...]:
+    """The rows of the samples, and the paper's."""
+    return (*summarize(samples), *(r.mean for r in paper.results))
 
 
-def _distributions(runs: Sequence[_Ran]) -> Distributions:
+def _extra(
+    paper: printed.Coding, options: Options, samples: Sequence[Sample]
+) -> dict[str, Distributions]:
+    highest = [s for s in samples if s.setting.get(RATE) == paper.rates_per_s[-1]]
+    return {"distributions": _distributions(highest)}
+
+
+def _distributions(samples: Sequence[Sample]) -> Distributions:
     pooled: dict[tuple[str, str, str], list[float]] = {}
-    for r in runs:
-        for task, times in r.judged_s.items():
-            key = (str(r.sample.setting["workload"]), task, r.sample.policy)
+    for s in samples:
+        for task, times in s.further.items():
+            key = (str(s.setting["workload"]), task, s.policy)
             pooled.setdefault(key, []).extend(times)
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for (workload, task, policy), times in pooled.items():
@@ -171,27 +136,26 @@ def _distributions(runs: Sequence[_Ran]) -> Distributions:
     return found
 
 
-def _targets(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Target, ...]:
+def _targets(paper: printed.Coding, samples: Sequence[Sample]) -> list[Target]:
     """Versus every baseline at the paper's rates, versus Ray Serve's router at two utilizations."""
     targets: list[Target] = []
     for workload in paper.mixes:
         for rate in paper.rates_per_s:
             wanted: Setting = {"workload": workload, RATE: rate}
-            gaps = [(_gap(samples, name, wanted), name) for name in OPPONENTS]
-            known = [(gap, name) for gap, name in gaps if gap.points == gap.points]
+            known = [(g, n) for n in OPPONENTS if (g := _gap(samples, n, wanted)) is not None]
             if known:
-                gap, name = min(known, key=lambda g: g[0].points)
+                gap, name = min(known, key=lambda g: g[0][0])
                 text = f"{workload} at {rate:g}/s: points over the strongest opponent ({name})"
-                targets.append(Target(GROUP, text, -0.5, gap.points, gap.stderr))
+                targets.append(Target(GROUP, text, -0.5, *gap))
         for load, goal in ((0.7, 10.0), (0.83, 25.0)):
-            gap = _gap(samples, RAY_SERVE, {"workload": workload, UTILIZATION: load})
-            if gap.points == gap.points:
+            over = _gap(samples, RAY_SERVE, {"workload": workload, UTILIZATION: load})
+            if over is not None:
                 text = f"{workload} at utilization {load:g}: points over {RAY_SERVE}"
-                targets.append(Target(GROUP, text, goal, gap.points, gap.stderr))
-    return tuple(targets)
+                targets.append(Target(GROUP, text, goal, *over))
+    return targets
 
 
-def _gap(samples: Sequence[Sample], baseline: str, wanted: Setting) -> Gap:
+def _gap(samples: Sequence[Sample], baseline: str, wanted: Setting) -> tuple[float, float] | None:
     return attainment_gap(samples, schedulers.FORESIGHT, baseline, wanted.__eq__)
 
 
@@ -264,13 +228,25 @@ def _plot_cdf(
     return save(fig, folder, name)
 
 
-def _named(name: str, number: int, title: str) -> Experiment:
-    source = f"{SOURCE}, RQ{number}"
-    return Experiment(name, title, source, partial(_experiment, name), plot, HEADLINES)
+def _study(name: str, number: int, title: str) -> Study:
+    paper = printed.CODING[name]
+    return Study(
+        name,
+        title,
+        f"{SOURCE}, RQ{number}",
+        (*POLICIES, UPPER_BOUND),
+        partial(_cells, paper),
+        partial(_targets, paper),
+        plot,
+        HEADLINES,
+        COMPARED,
+        means=partial(with_printed, paper),
+        extra=partial(_extra, paper),
+    )
 
 
-EXPERIMENTS = (
-    _named("cato-rq1", 1, "90 % generation, 10 % translation by router, at the paper's rates"),
-    _named("cato-rq2", 2, "90 % completion, 10 % summarization by router, at the paper's rates"),
-    _named("cato-rq3", 3, "all four coding tasks by router, both of the paper's patterns"),
+STUDIES = (
+    _study("cato-rq1", 1, "90 % generation, 10 % translation by router, at the paper's rates"),
+    _study("cato-rq2", 2, "90 % completion, 10 % summarization by router, at the paper's rates"),
+    _study("cato-rq3", 3, "all four coding tasks by router, both of the paper's patterns"),
 )

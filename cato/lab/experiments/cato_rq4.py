@@ -13,13 +13,12 @@ Rows named "..., paper" are the paper's numbers; everything else is simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
-from cato.core.demand import CallKind, FollowUps
-from cato.core.errors import UnknownNameError
+from cato.core.demand import CallKind
+from cato.core.follow_ups import FollowUps
 from cato.lab.experiments import cato_rq, printed
 from cato.lab.experiments.coding_scaling import (
     PAST_SEED,
@@ -30,17 +29,19 @@ from cato.lab.experiments.coding_scaling import (
     scaled_fleet,
 )
 from cato.lab.experiments.common import attainment_gap, metrics_by_task
+from cato.lab.study import Study, Trial
 from cato.policies import schedulers
 from cato.policies.scaling.cato import CatoScaling
 from cato.policies.scaling.forecast import Forecast
 from cato.sim.autoscale import AutoscaledFleet, follow_ups_of
-from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.cato_workload import CATO_PRINTED_CLASSES, cato_tasks
+from cato.sim.experiment import Options
 from cato.sim.metrics import metrics_of
 from cato.sim.plots import figure, legend, lines, save
-from cato.sim.report import Report, Sample, Setting, Target, compare, summarize
-from cato.sim.workloads import CATO_PRINTED_CLASSES, cato_tasks
+from cato.sim.report import Report, Sample, Setting, Target
 
 NAME = "cato-rq4"
+PAPER = printed.CODING[NAME]
 OURS = "foresight + forecast"
 UP_AT_ONCE = "ray-serve + queue-length, up at once"
 _PUBLISHED = CatoScaling(max_exceeded_times=printed.VIOLATIONS)
@@ -59,19 +60,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 HEADLINES = ("slo_attainment", "utilization", "mean_replicas")
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    workload: str
-    rate_per_s: float
-    method: str
-    seed: int
-
-
 @cache
 def _follow_ups(workload: str) -> dict[CallKind, FollowUps]:
     """Policies' knowledge of the workload, from earlier tasks."""
     past = cato_tasks(
-        printed.CODING[NAME].mixes[workload],
+        PAPER.mixes[workload],
         1.0,
         PAST_TASKS,
         PAST_SEED,
@@ -86,60 +79,41 @@ def a_fleet(method: str, workload: str) -> AutoscaledFleet:
     return scaled_fleet(METHODS[method], cato_rq.MODELS, _follow_ups(workload))
 
 
-def _run(job: _Job) -> Sample:
-    shares = printed.CODING[NAME].mixes[job.workload]
-    tasks = cato_rq.tasks_at(shares, cato_rq.RATE, job.rate_per_s, job.seed)
+def _measured(workload: str, rate_per_s: float, method: str, seed: int) -> dict[str, float]:
+    tasks = cato_rq.tasks_at(PAPER.mixes[workload], cato_rq.RATE, rate_per_s, seed)
     duration_s = tasks[-1].arrived_at_s
-    scaled = a_fleet(job.method, job.workload)
+    scaled = a_fleet(method, workload)
     outcomes = scaled.run(tasks, duration_s)
     metrics = metrics_of(scaled.fleet, outcomes) | metrics_by_task(outcomes)
-    metrics["mean_replicas"] = scaled.mean_provisioned(duration_s)
-    setting: Setting = {"workload": job.workload, cato_rq.RATE: job.rate_per_s}
-    return Sample(setting, job.method, job.seed, metrics)
+    return metrics | {"mean_replicas": scaled.mean_provisioned(duration_s)}
 
 
-def run(options: Options, progress: Progress) -> Report:
-    """All methods in all settings; raise `UnknownNameError` for a method that is not compared."""
-    for name in options.policies:
-        if name not in METHODS:
-            raise UnknownNameError("scaling method", name, tuple(METHODS))
-    paper = printed.CODING[NAME]
-    jobs = [
-        _Job(workload, rate, method, seed)
-        for workload in paper.mixes
-        for rate in paper.rates_per_s
-        for seed in options.seeds
-        for method in METHODS
-        if not options.policies or method in options.policies
+def _cells(options: Options) -> list[Trial]:
+    return [
+        Trial({"workload": workload, cato_rq.RATE: rate}, partial(_measured, workload, rate))
+        for workload in PAPER.mixes
+        for rate in PAPER.rates_per_s
     ]
-    samples = run_all(_run, jobs, progress, options.jobs)
-    return Report(
-        NAME,
-        options.seeds,
-        (*summarize(samples), *(r.mean for r in paper.results)),
-        compare(samples, OURS, ("slo_attainment", "mean_replicas", "e2e_s_p95")),
-        _targets(paper, samples),
-    )
 
 
-def _targets(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Target, ...]:
+def _targets(samples: Sequence[Sample]) -> list[Target]:
     """At every rate, versus the paper's method and its baselines."""
     targets = []
-    for workload in paper.mixes:
-        for rate in paper.rates_per_s:
+    for workload in PAPER.mixes:
+        for rate in PAPER.rates_per_s:
             wanted: Setting = {"workload": workload, cato_rq.RATE: rate}
             for method in (printed.SCALED_CATO, printed.SCALED_RAY):
                 gap = attainment_gap(samples, OURS, method, wanted.__eq__)
-                if gap.points == gap.points:
+                if gap is not None:
                     text = f"{workload} at {rate:g}/s: points over {method}"
-                    targets.append(Target(2, text, -0.5, gap.points, gap.stderr))
-    return tuple(targets)
+                    targets.append(Target(2, text, -0.5, *gap))
+    return targets
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
     """Goodput and latencies of each task, utilization and replicas, over the rate."""
     paths = []
-    for workload, shares in printed.CODING[NAME].mixes.items():
+    for workload, shares in PAPER.mixes.items():
         means = [m for m in report.means if m.setting["workload"] == workload]
         paths += cato_rq.plot_tasks(NAME, f"-{workload}", means, shares, folder)
         fig, axes = figure(3)
@@ -154,11 +128,17 @@ def plot(report: Report, folder: Path) -> list[Path]:
     return paths
 
 
-EXPERIMENT = Experiment(
+STUDY = Study(
     NAME,
     "scaling from one replica of each model to six, both of the paper's patterns",
     f"{cato_rq.SOURCE}, RQ4",
-    run,
+    tuple(METHODS),
+    _cells,
+    _targets,
     plot,
     HEADLINES,
+    ("slo_attainment", "mean_replicas", "e2e_s_p95"),
+    means=partial(cato_rq.with_printed, PAPER),
+    reference=OURS,
+    called="scaling method",
 )

@@ -10,9 +10,8 @@ but policies believe the class's distribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +21,19 @@ from cato.core.ids import PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.slo import SloMetric
 from cato.lab.experiments.cato_rq import POLICIES as ROUTERS
-from cato.lab.experiments.coding_mixes import ONE_AT_A_TIME, REPLICAS, TASKS, UTILIZATIONS
-from cato.lab.experiments.common import chosen_policies, measured
-from cato.policies import schedulers
-from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.lab.experiments.coding_mixes import (
+    COMPARED,
+    ONE_AT_A_TIME,
+    REPLICAS,
+    TASKS,
+    UTILIZATIONS,
+)
+from cato.lab.experiments.common import measured
+from cato.lab.study import Study, Trial, no_targets
+from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, legend, lines, save
-from cato.sim.report import Report, Sample, compare, summarize
+from cato.sim.report import Report, Sample
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.traces import TokenPair, load_pairs
 from cato.sim.workloads import poisson
@@ -38,14 +43,6 @@ POOL = PoolName("engine")
 STRICTNESS = 1.5
 LEAST_PAIRS = 20
 _STREAM = 9  # random stream; other workloads use others
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    dataset: Path
-    utilization: float
-    policy: str
-    seed: int
 
 
 _loaded = cache(load_pairs)
@@ -91,32 +88,18 @@ def tasks_of(dataset: Path, utilization: float, seed: int, n: int) -> list[SimTa
     return tasks
 
 
-def _run(job: _Job) -> Sample:
-    tasks = tasks_of(job.dataset, job.utilization, job.seed, TASKS)
-    setup = PoolSetup(POOL, (ONE_AT_A_TIME,) * REPLICAS, ROUTERS[job.policy]())
-    return Sample({"load": job.utilization}, job.policy, job.seed, measured([setup], tasks))
+def _measured(options: Options, utilization: float, policy: str, seed: int) -> dict[str, float]:
+    tasks = tasks_of(options.needed("dataset"), utilization, seed, TASKS)
+    setup = PoolSetup(POOL, (ONE_AT_A_TIME,) * REPLICAS, ROUTERS[policy]())
+    return measured([setup], tasks)
 
 
-def _experiment(options: Options, progress: Progress) -> Report:
-    dataset = options.needed("dataset")
-    policies = chosen_policies(options, ROUTERS)
-    lengths = _lengths(dataset)
-    jobs = [
-        _Job(dataset, load, policy, seed)
-        for load in UTILIZATIONS
-        for seed in options.seeds
-        for policy in policies
-    ]
-    samples = run_all(_run, jobs, progress, options.jobs)
-    metrics = ("slo_attainment", "goodput_per_s", "e2e_s_p95")
-    return Report(
-        NAME,
-        options.seeds,
-        summarize(samples),
-        compare(samples, schedulers.FORESIGHT, metrics),
-        (),
-        {"lengths": lengths},
-    )
+def _cells(options: Options) -> list[Trial]:
+    return [Trial({"load": load}, partial(_measured, options, load)) for load in UTILIZATIONS]
+
+
+def _extra(options: Options, samples: Sequence[Sample]) -> dict[str, Mapping[str, float]]:
+    return {"lengths": _lengths(options.needed("dataset"))}
 
 
 def _lengths(dataset: Path) -> dict[str, float]:
@@ -149,10 +132,14 @@ def plot(report: Report, folder: Path) -> Sequence[Path]:
     return [save(fig, folder, report.experiment)]
 
 
-EXPERIMENT = Experiment(
+STUDY = Study(
     NAME,
     "attainment by scheduler with the lengths of real pairs of code (--dataset)",
     "CodeXGLUE: text-to-code, code-to-code translation",
-    _experiment,
+    tuple(ROUTERS),
+    _cells,
+    no_targets,
     plot,
+    compared=COMPARED,
+    extra=_extra,
 )

@@ -23,39 +23,29 @@ import numpy as np
 from cato.core.errors import InputError
 from cato.core.ids import PoolName, TaskName
 from cato.core.length import LengthBelief
-from cato.core.profile import Profile
 from cato.core.slo import SloMetric
 from cato.core.topology import RAY_SERVE
-from cato.lab.study import Study, Trial
+from cato.lab.experiments.codexglue import LEAST_PAIRS, STRICTNESS
+from cato.lab.experiments.coding_mixes import ONE_AT_A_TIME, REPLICAS, TASKS
+from cato.lab.experiments.printed import JUDGED
+from cato.lab.study import Study, Trial, no_targets
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.metrics import metrics_of
-from cato.sim.report import Report, Sample, Target
+from cato.sim.report import Report
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.traces import TokenPair, json_texts, load_pairs, token_count
-from cato.sim.workloads import SEVEN_B, poisson
+from cato.sim.workloads import poisson
 
 SMALL, LARGE = PoolName("small"), PoolName("large")
-REPLICAS, TASKS = 6, 600
-ONE_AT_A_TIME: Profile = replace(SEVEN_B, max_running=1)
 UTILIZATIONS = (0.5, 0.7, 0.83, 0.9)
-STRICTNESS = 1.5
-LEAST_PAIRS = 20
 # Separator in CONCODE's descriptions: the class around the method follows it.
 FIELD_SEPARATOR = "concode_field_sep"
 # Prompt of a completion: the last part of the file before the cut; answer: the next few lines.
 SEEN_CHARS, COMPLETED_LINES = 4000, 3
 ARMS = (schedulers.FORESIGHT, RAY_SERVE, "round-robin", "cato", "edf-bounded", "sjf-bounded")
-JUDGED: Mapping[str, SloMetric] = MappingProxyType(
-    {
-        "completion": SloMetric.TTFT,
-        "generation": SloMetric.TTFT,
-        "translation": SloMetric.E2E,
-        "summarization": SloMetric.E2E,
-    }
-)
 CALLS: Mapping[str, tuple[PoolName, ...]] = MappingProxyType(
     {
         "completion": (SMALL,),
@@ -190,10 +180,6 @@ def _of_options(options: Options, utilization: float, arm: str, seed: int) -> di
     return _measured(options.needed("dataset"), utilization, arm, seed)
 
 
-def _no_targets(samples: Sequence[Sample]) -> list[Target]:
-    return []
-
-
 def _plot(report: Report, folder: Path) -> list[Path]:
     metrics = [
         "slo_attainment",
@@ -214,7 +200,7 @@ STUDY = Study(
     "CodeXGLUE: text-to-code, code-to-code; CATO's decomposition",
     ARMS,
     _cells,
-    _no_targets,
+    no_targets,
     _plot,
     ("slo_attainment", "ttft_s_p95", "e2e_s_p95"),
     quick_seeds=3,

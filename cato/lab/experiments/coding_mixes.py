@@ -12,29 +12,30 @@ Besides one request at a time per replica there is a setting with continuous bat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
-from cato.lab.experiments.common import attainment_gap, chosen_policies, measured
+from cato.lab.experiments.common import attainment_gap, measured
 from cato.lab.experiments.routers import ROUTERS
+from cato.lab.study import Study, Trial
 from cato.policies import schedulers
-from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, legend, lines, save
-from cato.sim.report import Report, Sample, Target, compare, summarize
-from cato.sim.workloads import (
+from cato.sim.cato_workload import (
     CATO_CLASSES,
     CATO_DYNAMIC,
     LARGE,
-    SEVEN_B,
     SMALL,
-    CallSpec,
     cato_tasks,
     load_per_task_s,
 )
+from cato.sim.drawn_calls import CallSpec
+from cato.sim.experiment import Options
+from cato.sim.fleet import PoolSetup
+from cato.sim.plots import figure, legend, lines, save
+from cato.sim.report import Report, Sample, Target
+from cato.sim.workloads import SEVEN_B
 
 TASKS = 600
 REPLICAS = 6
@@ -56,91 +57,58 @@ WORKLOADS: Mapping[str, tuple[Mapping[str, float], Mapping[str, tuple[CallSpec, 
     "dynamic": ({"refinement": 0.5, "review": 0.5}, CATO_DYNAMIC),
 }
 BATCHED = "batched"
+EQUAL_BATCHED = f"equal-shares, {BATCHED}"
+COMPARED = ("slo_attainment", "goodput_per_s", "e2e_s_p95")
 
 ONE_AT_A_TIME: Profile = replace(SEVEN_B, max_running=1)
 IN_BATCHES: Profile = replace(SEVEN_B, max_running=CAP)
 
 
-_Loads = Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    workload: str
-    batched: bool
-    load: float  # utilization, or tasks per second when batched
-    policy: str
-    seed: int
-
-
-def _run(job: _Job) -> Sample:
-    shares, classes = WORKLOADS[job.workload]
-    profile = IN_BATCHES if job.batched else ONE_AT_A_TIME
-    rate_per_s = job.load
-    if not job.batched:
+def _measured(
+    workload: str, profile: Profile, load: float, policy: str, seed: int
+) -> dict[str, float]:
+    """`load`: utilization, or tasks per second where a replica serves a batch."""
+    shares, classes = WORKLOADS[workload]
+    rate_per_s = load
+    if profile == ONE_AT_A_TIME:
         busy_s = sum(load_per_task_s(shares, classes, profile).values())
-        rate_per_s = job.load * 2 * REPLICAS / busy_s
-    tasks = cato_tasks(shares, rate_per_s, TASKS, job.seed, profile=profile, classes=classes)
+        rate_per_s = load * 2 * REPLICAS / busy_s
+    tasks = cato_tasks(shares, rate_per_s, TASKS, seed, profile=profile, classes=classes)
     setups = [
-        PoolSetup(
-            PoolName(name),
-            (profile,) * REPLICAS,
-            ROUTERS[job.policy](),
-        )
+        PoolSetup(PoolName(name), (profile,) * REPLICAS, ROUTERS[policy]())
         for name in (SMALL, LARGE)
     ]
-    name = f"{job.workload}, {BATCHED}" if job.batched else job.workload
-    return Sample(
-        {"workload": name, "load": job.load}, job.policy, job.seed, measured(setups, tasks)
-    )
+    return measured(setups, tasks)
 
 
-def _jobs(workloads: Sequence[str], options: Options) -> list[_Job]:
-    policies = chosen_policies(options, ROUTERS)
-    loads = [(False, u) for u in UTILIZATIONS]
-    jobs = []
+def _cells(workloads: Sequence[str], options: Options) -> list[Trial]:
+    rows = []
     for workload in workloads:
-        with_batches = (
-            [(True, r) for r in BATCHED_RATES_PER_S] if workload == "equal-shares" else []
-        )
-        jobs += [
-            _Job(workload, batched, load, policy, seed)
-            for batched, load in [*loads, *with_batches]
-            for seed in options.seeds
-            for policy in policies
-        ]
-    return jobs
+        rows += [(workload, workload, ONE_AT_A_TIME, u) for u in UTILIZATIONS]
+        if workload == "equal-shares":
+            rows += [(EQUAL_BATCHED, workload, IN_BATCHES, r) for r in BATCHED_RATES_PER_S]
+    return [
+        Trial({"workload": name, "load": load}, partial(_measured, workload, profile, load))
+        for name, workload, profile, load in rows
+    ]
 
 
-def _experiment(
-    name: str, workloads: Sequence[str], options: Options, progress: Progress
-) -> Report:
-    samples = run_all(_run, _jobs(workloads, options), progress, options.jobs)
-    targets = _targets(name, workloads, samples)
-    metrics = ("slo_attainment", "goodput_per_s", "e2e_s_p95")
-    return Report(
-        name,
-        options.seeds,
-        summarize(samples),
-        compare(samples, schedulers.FORESIGHT, metrics),
-        targets,
-    )
-
-
-def _targets(name: str, workloads: Sequence[str], samples: Sequence[Sample]) -> tuple[Target, ...]:
+def _targets(name: str, workloads: Sequence[str], samples: Sequence[Sample]) -> list[Target]:
     """Target group 1: over the experiment's static workloads together, and for each one."""
     targets: list[Target] = []
     static = [w for w in workloads if w != "dynamic"]
 
-    def hold(text: str, goal: float, baseline: str, loads: _Loads, among: Sequence[str]) -> None:
+    def hold(
+        text: str, goal: float, baseline: str, loads: Sequence[float], among: Sequence[str]
+    ) -> None:
         gap = attainment_gap(
             samples,
             schedulers.FORESIGHT,
             baseline,
             lambda s: s["load"] in loads and s["workload"] in among,
         )
-        if gap.points == gap.points:
-            targets.append(Target(1, text, goal, gap.points, gap.stderr))
+        if gap is not None:
+            targets.append(Target(1, text, goal, *gap))
 
     goals = (
         (0.5, "power-of-two", 14.0),
@@ -157,13 +125,12 @@ def _targets(name: str, workloads: Sequence[str], samples: Sequence[Sample]) -> 
     for workload in static:
         text = f"{workload}: points over power-of-two at utilization 0.3"
         hold(text, -0.5, "power-of-two", (0.3,), [workload])
-    batched = f"equal-shares, {BATCHED}"
     for baseline, goal in (("power-of-two", 3.0), ("cato", 5.0)):
         text = f"batched, where power-of-two reaches about 75 %: points over {baseline}"
-        hold(text, goal, baseline, BATCHED_RATES_PER_S[1:4], [batched])
+        hold(text, goal, baseline, BATCHED_RATES_PER_S[1:4], [EQUAL_BATCHED])
     text = "batched, low load: points over power-of-two"
-    hold(text, -0.5, "power-of-two", BATCHED_RATES_PER_S[:1], [batched])
-    return tuple(targets)
+    hold(text, -0.5, "power-of-two", BATCHED_RATES_PER_S[:1], [EQUAL_BATCHED])
+    return targets
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
@@ -185,26 +152,35 @@ def plot(report: Report, folder: Path) -> list[Path]:
     return [save(fig, folder, report.experiment)]
 
 
-EXPERIMENTS = (
-    Experiment(
+def _study(name: str, title: str, *workloads: str) -> Study:
+    return Study(
+        name,
+        title,
+        SOURCE,
+        tuple(ROUTERS),
+        partial(_cells, workloads),
+        partial(_targets, name, workloads),
+        plot,
+        compared=COMPARED,
+    )
+
+
+STUDIES = (
+    _study(
         "coding-small-first",
         "attainment of completion and generation by router, over the load",
-        SOURCE,
-        partial(_experiment, "coding-small-first", ("small-first",)),
-        plot,
+        "small-first",
     ),
-    Experiment(
+    _study(
         "coding-large-first",
         "attainment of translation and summarization by router, over the load",
-        SOURCE,
-        partial(_experiment, "coding-large-first", ("large-first",)),
-        plot,
+        "large-first",
     ),
-    Experiment(
+    _study(
         "coding-mixes",
         "all four coding tasks together: equal shares, mostly completions, dynamic; batching",
-        SOURCE,
-        partial(_experiment, "coding-mixes", ("equal-shares", "mostly-completions", "dynamic")),
-        plot,
+        "equal-shares",
+        "mostly-completions",
+        "dynamic",
     ),
 )

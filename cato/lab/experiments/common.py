@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import nan
 
 import numpy as np
 
-from cato.core.errors import UnknownNameError
-from cato.core.policies import Policies
 from cato.core.slo import SloMetric
-from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.metrics import metrics_of
-from cato.sim.report import Sample, Setting, mean_and_stderr
+from cato.sim.report import Sample, Setting, Target, mean_and_stderr
 from cato.sim.tasks import Outcome, SimTask
 
 
@@ -53,31 +49,14 @@ def metrics_by_task(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return metrics
 
 
-def chosen_policies(
-    options: Options, known: Mapping[str, Callable[[], Policies]]
-) -> dict[str, Callable[[], Policies]]:
-    """The policies that the user asked for; raise `UnknownNameError` for an unknown one."""
-    for name in options.policies:
-        if name not in known:
-            raise UnknownNameError("policy", name, tuple(known))
-    return {n: p for n, p in known.items() if not options.policies or n in options.policies}
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A paired difference of attainment in percentage points, over any number of settings."""
-
-    points: float
-    stderr: float
-
-
 def attainment_gap(
     samples: Sequence[Sample],
     policy: str,
     baseline: str,
     wanted: Callable[[Setting], bool],
-) -> Gap:
-    """Mean over the wanted settings of `policy` minus `baseline`, paired by seed.
+) -> tuple[float, float] | None:
+    """Attainment of `policy` minus `baseline` in percentage points, paired by seed: mean over the
+    wanted settings, and its error; None when they share no setting.
 
     The error is that of the mean over seeds of the mean over settings, because settings that share
     a seed are not independent.
@@ -94,4 +73,27 @@ def attainment_gap(
         if both:
             each = [runs[k, policy] - runs[k, baseline] for k in both]
             gaps.append(100 * sum(each) / len(each))
-    return Gap(*mean_and_stderr(gaps))
+    return mean_and_stderr(gaps) if gaps else None
+
+
+def paired_target(
+    group: int,
+    text: str,
+    goal: float,
+    samples: Sequence[Sample],
+    one: tuple[str, Setting],
+    other: tuple[str, Setting],
+    value: Callable[[Mapping[str, float], Mapping[str, float]], float],
+    at_least: bool = True,
+) -> list[Target]:
+    """A target for the mean of `value` over the seeds; none when either policy did not run there.
+
+    `one` and `other`: a policy in a setting.
+    """
+
+    def of(policy: str, setting: Setting) -> dict[int, Mapping[str, float]]:
+        return {s.seed: s.metrics for s in samples if s.policy == policy and s.setting == setting}
+
+    ours, theirs = of(*one), of(*other)
+    values = [value(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return [Target(group, text, goal, *mean_and_stderr(values), at_least)] if values else []

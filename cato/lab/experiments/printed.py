@@ -285,30 +285,5 @@ CACE_PATTERNS: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 CACE_BASELINES = ("lru", "lfu", "cace")
 
-# All papers
-
-EXPERIMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "CATO": (*CODING, "codexglue", "codexglue-tasks"),
-        "SABER": (
-            "saber-rq1",
-            "saber-rq2",
-            "saber-fig4",
-            "saber-fig6",
-            "saber-fig7",
-            "saber-estimators",
-        ),
-        "CACE": ("cace-rq1", "cace-rq2", "cace-ablation", "cace-windows"),
-        "SLO-SA": ("slo-sa", *(f"slo-sa-fig{n}" for n in (8, 9, 10, 11))),
-        "Tempo": (
-            "tempo-e2e",
-            "tempo-ablation",
-            *(f"tempo-fig{n}" for n in (9, 14, 16, 17, 18, 19)),
-            "length-bounds",
-        ),
-    }
-)
-"""Experiments that reproduce the tables and figures of each paper."""
-
 OPPONENTS = (RAY, "edf-bounded", "sjf-bounded", "plas-waiting")
 """Strong simple rules included in every table of arriving requests, printed or not."""

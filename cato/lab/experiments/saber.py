@@ -9,30 +9,25 @@ nearly exact lengths, which reproduce the published result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cato.core.ids import PoolName
 from cato.core.policies import Policies
-from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.lab.experiments import printed
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
-from cato.lab.experiments.common import (
-    Gap,
-    attainment_gap,
-    chosen_policies,
-    measured,
-)
+from cato.lab.experiments.common import attainment_gap, measured
 from cato.lab.experiments.hindsight import CLAIRVOYANT, clairvoyant
-from cato.lab.experiments.saber_estimators import speed_samples
+from cato.lab.experiments.saber_estimators import USL, offline_fit
+from cato.lab.study import Study, Trial
 from cato.policies import schedulers
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering
 from cato.policies.mapping.queue import MappedQueue
-from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, legend, lines, save
-from cato.sim.report import Report, Sample, Target, compare, summarize
+from cato.sim.report import Report, Sample, Setting, Target
 from cato.sim.workloads import SABER_ENGINE, SABER_RATES_PER_S, SABER_SHARES, SPREAD, saber_tasks
 
 POOL = PoolName("engine")
@@ -45,18 +40,6 @@ ANNEALING, MAPPED_CAP = "annealing", 50
 NEARLY_EXACT_SPREAD = 0.05
 SUSTAINED_RATES_PER_S = (5.0, 10.0)
 SOURCE = 'SABER, "Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees" (2025)'
-# The offline phase uses other requests than the experiment: its own seed.
-OFFLINE_SEED = 77_002
-
-
-@lru_cache(maxsize=1)
-def offline_fit() -> UslFit:
-    """SABER's offline phase: the speed law of this engine, with the cap lifted."""
-    samples: list[SpeedSample] = []
-    for workload in SABER_SHARES:
-        for rate_per_s in SABER_RATES_PER_S:
-            samples += speed_samples(workload, rate_per_s, OFFLINE_SEED)
-    return fit_usl(samples)
 
 
 def _saber(
@@ -66,7 +49,7 @@ def _saber(
     counts_hopeless: bool = False,
     refreshes: bool = False,
 ) -> Policies:
-    model = offline_fit()
+    model = offline_fit(USL)
     return replace(
         schedulers.saber(model, window),
         ordering=SaberOrdering(model, quantile),
@@ -102,6 +85,7 @@ RQ1_POLICIES: Mapping[str, Callable[[], Policies]] = {
     ANNEALING: partial(schedulers.mapped, ANNEALING, MAPPED_CAP),
     schedulers.FORESIGHT: schedulers.foresight,
 }
+RQ1_ARMS = (*RQ1_POLICIES, CLAIRVOYANT, UPPER_BOUND)
 RQ2_POLICIES: Mapping[str, Callable[[], Policies]] = {
     **{cap_name(cap): _CAPS[cap_name(cap)] for cap in (20, 30, 50, 80)},
     **_OPPONENTS,
@@ -119,164 +103,108 @@ RQ2_POLICIES: Mapping[str, Callable[[], Policies]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    workload: str
-    rate_per_s: float
-    requests: int
-    exact: bool
-    policy: str
-    seed: int
-
-
-def _run(job: _Job) -> Sample:
-    spread = NEARLY_EXACT_SPREAD if job.exact else SPREAD
-    tasks = saber_tasks(job.workload, job.rate_per_s, job.requests, job.seed, POOL, spread=spread)
-    if job.policy == UPPER_BOUND:
-        metrics: Mapping[str, float] = {
-            "slo_attainment": attainable(tasks, {POOL: Capacity(SABER_ENGINE, 1)})
-        }
-    elif job.policy == CLAIRVOYANT:
-        metrics = clairvoyant(tasks, _setup, job.seed, SEARCH_ROUNDS).metrics
-    else:
-        known = RQ2_POLICIES if job.policy in RQ2_POLICIES else RQ1_POLICIES
-        metrics = measured([_setup(known[job.policy]())], tasks)
-    setting: dict[str, str | float] = {"workload": job.workload, "rate_per_s": job.rate_per_s}
-    if job.requests != REQUESTS:
-        setting["lengths"] = "nearly exact" if job.exact else "spread"
-    return Sample(setting, job.policy, job.seed, metrics)
-
-
 def _setup(policies: Policies) -> PoolSetup:
     return PoolSetup(POOL, (SABER_ENGINE,), policies)
 
 
-def _rq1(options: Options, progress: Progress) -> Report:
-    hindsight = dict.fromkeys((CLAIRVOYANT, UPPER_BOUND), schedulers.foresight)
-    policies = chosen_policies(options, {**RQ1_POLICIES, **hindsight})
-    jobs = [
-        _Job(workload, rate_per_s, REQUESTS, False, policy, seed)
+def _measured(
+    workload: str, rate_per_s: float, requests: int, spread: float, policy: str, seed: int
+) -> Mapping[str, float]:
+    tasks = saber_tasks(workload, rate_per_s, requests, seed, POOL, spread=spread)
+    if policy == UPPER_BOUND:
+        return {"slo_attainment": attainable(tasks, {POOL: Capacity(SABER_ENGINE, 1)})}
+    if policy == CLAIRVOYANT:
+        return clairvoyant(tasks, _setup, seed, SEARCH_ROUNDS).metrics
+    known = RQ2_POLICIES if policy in RQ2_POLICIES else RQ1_POLICIES
+    return measured([_setup(known[policy]())], tasks)
+
+
+def _rq1_cells(options: Options) -> list[Trial]:
+    without_search = tuple(a for a in RQ1_ARMS if a != CLAIRVOYANT)
+    return [
+        Trial(
+            {"workload": workload, "rate_per_s": rate},
+            partial(_measured, workload, rate, REQUESTS, SPREAD),
+            () if workload in SEARCHED else without_search,
+        )
         for workload in SABER_SHARES
-        for rate_per_s in SABER_RATES_PER_S
-        for seed in options.seeds
-        for policy in policies
-        if policy != CLAIRVOYANT or workload in SEARCHED
+        for rate in SABER_RATES_PER_S
     ]
-    samples = run_all(_run, jobs, progress, options.jobs)
+
+
+def _rq2_cells(options: Options) -> list[Trial]:
+    return [
+        Trial(
+            {"workload": workload, "rate_per_s": rate, "lengths": lengths},
+            partial(_measured, workload, rate, SUSTAINED, spread),
+        )
+        for lengths, spread in (("spread", SPREAD), ("nearly exact", NEARLY_EXACT_SPREAD))
+        for workload in SABER_SHARES
+        for rate in SUSTAINED_RATES_PER_S
+    ]
+
+
+_Gap = tuple[float, float] | None
+
+
+def _over_saber(samples: Sequence[Sample], policy: str, **wanted: str | float) -> _Gap:
+    return attainment_gap(samples, policy, "saber", lambda s: wanted.items() <= s.items())
+
+
+def _over_default_saber(samples: Sequence[Sample], workload: str, rate_per_s: float) -> _Gap:
+    return _over_saber(samples, schedulers.FORESIGHT, workload=workload, rate_per_s=rate_per_s)
+
+
+def _over_best_cap(samples: Sequence[Sample], workload: str, rate_per_s: float) -> _Gap:
+    """Versus the best cap in this very setting, chosen with hindsight."""
+    wanted: Setting = {"workload": workload, "rate_per_s": rate_per_s}
+    gaps = [attainment_gap(samples, schedulers.FORESIGHT, cap, wanted.__eq__) for cap in _CAPS]
+    return min((g for g in gaps if g is not None), key=lambda g: g[0], default=None)
+
+
+def _rq1_targets(samples: Sequence[Sample]) -> list[Target]:
     targets: list[Target] = []
-    for workload, rate_per_s, goal in (
-        ("W1", 5.0, 4.0),
-        ("W1", 10.0, 15.0),
-        ("W1", 20.0, 11.0),
-        ("W3", 20.0, 11.0),
-        ("W3", 10.0, 1.0),
-    ):
-        gap = _over_best_cap(samples, workload, rate_per_s)
+
+    def hold(text: str, goal: float, gap: _Gap) -> None:
         if gap is not None:
-            text = f"points over the best static cap, {workload} at {rate_per_s:g} requests/s"
-            targets.append(Target(3, text, goal, gap.points, gap.stderr))
-    for workload, rate_per_s in (
-        ("W1", 5.0),
-        ("W1", 10.0),
-        ("W1", 20.0),
-        ("W3", 10.0),
-        ("W3", 20.0),
-    ):
-        gap = _over_saber(samples, workload, rate_per_s=rate_per_s)
-        if gap is not None:
-            text = f"points over saber, {workload} at {rate_per_s:g} requests/s"
-            targets.append(Target(3, text, 8.0, gap.points, gap.stderr))
+            targets.append(Target(3, text, goal, *gap))
+
+    at = [("W1", 5.0), ("W1", 10.0), ("W1", 20.0), ("W3", 20.0), ("W3", 10.0)]
+    for (workload, rate), goal in zip(at, (4.0, 15.0, 11.0, 11.0, 1.0), strict=True):
+        text = f"points over the best static cap, {workload} at {rate:g} requests/s"
+        hold(text, goal, _over_best_cap(samples, workload, rate))
+    for workload, rate in sorted(at):
+        text = f"points over saber, {workload} at {rate:g} requests/s"
+        hold(text, 8.0, _over_default_saber(samples, workload, rate))
     for baseline, goal, over in (
         ("the best static cap", -1.5, _over_best_cap),
-        ("saber", -0.5, lambda s, w, r: _over_saber(s, w, rate_per_s=r)),
+        ("saber", -0.5, _over_default_saber),
     ):
         worst = [
-            (gap.points, gap.stderr, f"{w} at {r:g} requests/s")
-            for w in SABER_SHARES
-            for r in SABER_RATES_PER_S
-            if (gap := over(samples, w, r)) is not None
+            (*gap, f"{workload} at {rate:g} requests/s")
+            for workload in SABER_SHARES
+            for rate in SABER_RATES_PER_S
+            if (gap := over(samples, workload, rate)) is not None
         ]
         if worst:
             points, stderr, where = min(worst)
-            text = f"points over {baseline}, at least ({where})"
-            targets.append(Target(3, text, goal, points, stderr))
+            hold(f"points over {baseline}, at least ({where})", goal, (points, stderr))
     for workload in SEARCHED:
-        gap = _over_saber(samples, workload, policy=CLAIRVOYANT)
-        if gap is not None:
-            text = f"points of the {CLAIRVOYANT} over saber, {workload}, mean of all rates"
-            targets.append(Target(3, text, -0.5, gap.points, gap.stderr))
-    return _report("saber-rq1", options, samples, targets)
+        text = f"points of the {CLAIRVOYANT} over saber, {workload}, mean of all rates"
+        hold(text, -0.5, _over_saber(samples, CLAIRVOYANT, workload=workload))
+    return targets
 
 
-def _over_best_cap(samples: Sequence[Sample], workload: str, rate_per_s: float) -> Gap | None:
-    """Versus the best cap in this very setting, chosen with hindsight."""
-    gaps = [
-        attainment_gap(
-            samples,
-            schedulers.FORESIGHT,
-            cap,
-            lambda s: s["workload"] == workload and s["rate_per_s"] == rate_per_s,
-        )
-        for cap in _CAPS
+def _rq2_targets(samples: Sequence[Sample]) -> list[Target]:
+    gaps = {
+        w: _over_saber(samples, schedulers.FORESIGHT, workload=w, lengths="spread")
+        for w in SABER_SHARES
+    }
+    return [
+        Target(3, f"points over saber, {SUSTAINED} requests, {w}, mean of the rates", 12.0, *gap)
+        for w, gap in gaps.items()
+        if gap is not None
     ]
-    known = [g for g in gaps if g.points == g.points]
-    return min(known, key=lambda g: g.points) if known else None
-
-
-def _over_saber(
-    samples: Sequence[Sample],
-    workload: str,
-    lengths: str | None = None,
-    policy: str = schedulers.FORESIGHT,
-    rate_per_s: float | None = None,
-) -> Gap | None:
-    gap = attainment_gap(
-        samples,
-        policy,
-        "saber",
-        lambda s: (
-            s["workload"] == workload
-            and s.get("lengths") == lengths
-            and rate_per_s in (None, s["rate_per_s"])
-        ),
-    )
-    return gap if gap.points == gap.points else None
-
-
-def _rq2(options: Options, progress: Progress) -> Report:
-    policies = chosen_policies(options, RQ2_POLICIES)
-    jobs = [
-        _Job(workload, rate_per_s, SUSTAINED, exact, policy, seed)
-        for exact in (False, True)
-        for workload in SABER_SHARES
-        for rate_per_s in SUSTAINED_RATES_PER_S
-        for seed in options.seeds
-        for policy in policies
-    ]
-    samples = run_all(_run, jobs, progress, options.jobs)
-    targets = []
-    for workload in SABER_SHARES:
-        gap = _over_saber(samples, workload, "spread")
-        if gap is not None:
-            text = f"points over saber, {SUSTAINED} requests, {workload}, mean of the rates"
-            targets.append(Target(3, text, 12.0, gap.points, gap.stderr))
-    return _report("saber-rq2", options, samples, targets)
-
-
-def _report(
-    name: str, options: Options, samples: Sequence[Sample], targets: Sequence[Target]
-) -> Report:
-    return Report(
-        name,
-        options.seeds,
-        summarize(samples),
-        compare(
-            samples,
-            schedulers.FORESIGHT,
-            ("slo_attainment", "goodput_per_s", "cv_completion_over_sla"),
-        ),
-        tuple(targets),
-    )
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
@@ -308,19 +236,26 @@ def plot(report: Report, folder: Path) -> list[Path]:
     return [save(fig, folder, report.experiment)]
 
 
-EXPERIMENTS = (
-    Experiment(
+COMPARED = ("slo_attainment", "goodput_per_s", "cv_completion_over_sla")
+STUDIES = (
+    Study(
         "saber-rq1",
         "attainment over the rate: static caps, SABER, the default; 100 requests a run",
         f"{SOURCE}, RQ1",
-        _rq1,
+        RQ1_ARMS,
+        _rq1_cells,
+        _rq1_targets,
         plot,
+        compared=COMPARED,
     ),
-    Experiment(
+    Study(
         "saber-rq2",
         "sustained load, 600 requests a run; SABER's parts switched",
         f"{SOURCE}, RQ2",
-        _rq2,
+        tuple(RQ2_POLICIES),
+        _rq2_cells,
+        _rq2_targets,
         plot,
+        compared=COMPARED,
     ),
 )

@@ -8,7 +8,7 @@ even requests, all rates together; `held_out_r2` is computed on the odd ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -25,11 +25,12 @@ from cato.estimators.usl import (
     fit_logistic,
     fit_usl,
 )
+from cato.lab.study import Study, Trial, no_targets
 from cato.sim import replica
-from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiment import Options
 from cato.sim.plots import figure, save
 from cato.sim.replica import FactKind, SimReplica
-from cato.sim.report import Report, Sample, compare, summarize
+from cato.sim.report import Report, Sample
 from cato.sim.workloads import (
     SABER_CLASSES,
     SABER_ENGINE,
@@ -39,6 +40,8 @@ from cato.sim.workloads import (
 )
 
 REQUESTS = 100
+# The offline phase uses other requests than the experiments: its own seed.
+OFFLINE_SEED = 77_002
 
 USL, LINEAR, LOGISTIC = "usl", "linear", "logistic"
 CURVES = (USL, LINEAR, LOGISTIC)
@@ -103,24 +106,26 @@ def fitted(curve: str, samples: Sequence[SpeedSample]) -> Fit:
     raise InputError(f"no curve named {curve!r}; known: {', '.join(CURVES)}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    workload: str
-    seed: int
-    curves: tuple[str, ...]
+@lru_cache(maxsize=len(SABER_SHARES))
+def _pairs(workload: str, seed: int) -> tuple[SpeedSample, ...]:
+    """The pairs at all rates; the same for every curve."""
+    return tuple(s for rate in SABER_RATES_PER_S for s in speed_samples(workload, rate, seed))
 
 
-def _run_one(job: _Job) -> list[Sample]:
-    samples = [s for rate in SABER_RATES_PER_S for s in speed_samples(job.workload, rate, job.seed)]
-    results = []
-    for curve in job.curves:
-        fit = fitted(curve, samples[::2])
-        metrics = {"r2": fit.r2, "held_out_r2": _r2(fit, samples[1::2])}
-        if isinstance(fit, UslFit):
-            metrics["lambda_tokens_per_s"] = fit.lambda_tokens_per_s
-            metrics["sigma"], metrics["kappa"] = fit.sigma, fit.kappa
-        results.append(Sample({"workload": job.workload}, curve, job.seed, metrics))
-    return results
+@lru_cache(maxsize=len(CURVES))
+def offline_fit(curve: str) -> Fit:
+    """SABER's offline phase: the speed law of this engine, with the cap lifted."""
+    return fitted(curve, [s for w in SABER_SHARES for s in _pairs(w, OFFLINE_SEED)])
+
+
+def _measured(workload: str, curve: str, seed: int) -> dict[str, float]:
+    samples = _pairs(workload, seed)
+    fit = fitted(curve, samples[::2])
+    metrics = {"r2": fit.r2, "held_out_r2": _r2(fit, samples[1::2])}
+    if isinstance(fit, UslFit):
+        metrics["lambda_tokens_per_s"] = fit.lambda_tokens_per_s
+        metrics["sigma"], metrics["kappa"] = fit.sigma, fit.kappa
+    return metrics
 
 
 def _r2(fit: Fit, samples: Sequence[SpeedSample]) -> float:
@@ -129,24 +134,18 @@ def _r2(fit: Fit, samples: Sequence[SpeedSample]) -> float:
     return float(1.0 - np.sum(errors**2) / np.sum((speeds - speeds.mean()) ** 2))
 
 
-def run(options: Options, progress: Progress) -> Report:
-    """Raise `InputError` for an unknown curve."""
-    curves = options.policies or CURVES
-    for curve in curves:
-        if curve not in CURVES:
-            raise InputError(f"no curve named {curve!r}; known: {', '.join(CURVES)}")
-    jobs = [_Job(workload, seed, curves) for workload in SABER_SHARES for seed in options.seeds]
-    samples = [s for found in run_all(_run_one, jobs, progress, options.jobs) for s in found]
-    differences = compare(samples, USL, ("r2", "held_out_r2")) if USL in curves else ()
-    extra = {workload: _curves(workload, options.seeds[0], curves) for workload in SABER_SHARES}
-    return Report(
-        "saber-estimators", options.seeds, summarize(samples), differences, extra={"curves": extra}
-    )
+def _cells(options: Options) -> list[Trial]:
+    return [Trial({"workload": w}, partial(_measured, w)) for w in SABER_SHARES]
+
+
+def _extra(options: Options, samples: Sequence[Sample]) -> dict[str, object]:
+    curves = list(dict.fromkeys(s.policy for s in samples))
+    return {"curves": {w: _curves(w, options.seeds[0], curves) for w in SABER_SHARES}}
 
 
 def _curves(workload: str, seed: int, curves: Sequence[str]) -> dict[str, list[list[float]]]:
     """Pairs of one seed and its fitted curves, as points to plot."""
-    samples = [s for rate in SABER_RATES_PER_S for s in speed_samples(workload, rate, seed)]
+    samples = _pairs(workload, seed)
     loads = np.linspace(1.0, max(s.concurrency for s in samples), 80).tolist()
     points = {"measured": [[s.concurrency, s.tokens_per_s] for s in samples]}
     for curve in curves:
@@ -178,10 +177,16 @@ def plot(report: Report, folder: Path) -> Sequence[Path]:
     return (save(fig, folder, "saber-estimators"),)
 
 
-EXPERIMENT = Experiment(
-    name="saber-estimators",
-    title="Speed of one request over concurrency: USL against a line and a logistic curve",
-    source="SABER, Universal Scalability Law fit and its comparison by R²",
-    run=run,
-    plot=plot,
+STUDY = Study(
+    "saber-estimators",
+    "Speed of one request over concurrency: USL against a line and a logistic curve",
+    "SABER, Universal Scalability Law fit and its comparison by R²",
+    CURVES,
+    _cells,
+    no_targets,
+    plot,
+    compared=("r2", "held_out_r2"),
+    extra=_extra,
+    reference=USL,
+    called="curve",
 )

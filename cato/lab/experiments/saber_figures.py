@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,17 +16,16 @@ import numpy as np
 
 from cato.core.policies import Policies
 from cato.core.profile import Profile
-from cato.estimators.usl import SpeedSample
-from cato.lab.experiments.saber import OFFLINE_SEED, POOL, REQUESTS, SOURCE, cap_name
-from cato.lab.experiments.saber_estimators import CURVES, USL, Fit, fitted, speed_samples
-from cato.lab.study import NO_POLICIES, Cell, Study
+from cato.lab.experiments.saber import POOL, REQUESTS, SOURCE, cap_name
+from cato.lab.experiments.saber_estimators import CURVES, USL, offline_fit
+from cato.lab.study import NO_POLICIES, Cell, Study, no_targets
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.looks import look_of
 from cato.sim.metrics import metrics_of
-from cato.sim.report import Report, Sample, Target
+from cato.sim.report import Report, Sample, summarize
 from cato.sim.workloads import (
     SABER_CLASSES,
     SABER_ENGINE,
@@ -51,18 +50,8 @@ def _estimator(curve: str) -> str:
     return f"saber, {curve}"
 
 
-@lru_cache(maxsize=len(CURVES))
-def _curve(name: str) -> Fit:
-    """Fitted offline on all workloads and rates, with the cap lifted."""
-    samples: list[SpeedSample] = []
-    for workload in SABER_SHARES:
-        for rate_per_s in SABER_RATES_PER_S:
-            samples += speed_samples(workload, rate_per_s, OFFLINE_SEED)
-    return fitted(name, samples)
-
-
 def _saber(curve: str, profile: Profile, places: int) -> Policies:
-    return schedulers.saber(_curve(curve))
+    return schedulers.saber(offline_fit(curve))
 
 
 def _capped(cap: int, profile: Profile, places: int) -> Policies:
@@ -146,10 +135,6 @@ def _cdf(samples: Sequence[Sample]) -> list[Sample]:
     return found
 
 
-def _no_targets(samples: Sequence[Sample]) -> list[Target]:
-    return []
-
-
 # Plots
 
 
@@ -228,11 +213,11 @@ STUDIES = (
         f"{SOURCE}, Fig. 4",
         (schedulers.FORESIGHT, SABER, *_CAP_ARMS),
         _by_task,
-        _no_targets,
+        no_targets,
         _plot_cdf,
         ("slo_attainment", *(f"attainment_{name}" for name in SABER_CLASSES)),
         ("slo_attainment",),
-        derived=_cdf,
+        means=lambda samples: summarize((*_cdf(samples), *samples)),
         quick_seeds=QUICK_SEEDS,
     ),
     Study(
@@ -241,7 +226,7 @@ STUDIES = (
         f"{SOURCE}, Fig. 6",
         (schedulers.FORESIGHT, SABER, *_CAP_ARMS),
         _over_load,
-        _no_targets,
+        no_targets,
         _plot_steadiness,
         ("completion_over_sla_mean", "completion_over_sla_std", "cv_completion_over_sla"),
         ("completion_over_sla_mean", "cv_completion_over_sla"),
@@ -253,7 +238,7 @@ STUDIES = (
         f"{SOURCE}, Fig. 7",
         (schedulers.FORESIGHT, *(_estimator(c) for c in CURVES), *_CAP_ARMS),
         _estimators,
-        _no_targets,
+        no_targets,
         _plot_attainment,
         ("slo_attainment", "goodput_per_s"),
         ("slo_attainment",),

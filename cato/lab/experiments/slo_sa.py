@@ -8,14 +8,21 @@ evaluated with the true lengths. Latencies are the paper's (Table 2).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import exp, fsum, inf, log, sqrt
+from dataclasses import replace
+from functools import lru_cache, partial
+from math import fsum
 from pathlib import Path
 from random import Random
 
-from cato.core.errors import UnknownNameError
-from cato.core.ids import InvocationId, PoolName, TaskName
-from cato.core.slo import Slo, SloMetric
+from cato.lab.experiments.slo_sa_queues import (
+    EXACT,
+    LENGTHS,
+    SPREAD,
+    WORKLOADS,
+    Queue,
+    a_queue,
+)
+from cato.lab.study import Measured, Study, Trial
 from cato.policies.mapping.annealing import Acceptance, SimulatedAnnealing
 from cato.policies.mapping.latency import SLO_SA_TABLE_2
 from cato.policies.mapping.objective import Worth, worth
@@ -23,18 +30,8 @@ from cato.policies.mapping.problem import Mapper, MappingRequest
 from cato.policies.mapping.problem import Mapping as BatchMapping
 from cato.policies.mapping.registry import MAPPERS
 from cato.sim import plots
-from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.report import (
-    Mean,
-    Report,
-    Sample,
-    Target,
-    compare,
-    mean_and_stderr,
-    summarize,
-)
-from cato.sim.tasks import SimNode, SimTask
-from cato.sim.workloads import belief
+from cato.sim.experiment import Options
+from cato.sim.report import Mean, Report, Sample, Target, mean_and_stderr, summarize
 
 SIZES = (4, 6, 8, 10, 20, 30, 40)
 CAPS = (1, 2, 4)
@@ -42,9 +39,7 @@ CAPS = (1, 2, 4)
 EXHAUSTIVE_TO = {1: 8, 2: 6, 4: 6}
 READINGS_AT = 20
 DRAWS = 10  # queues per seed; a seed's metrics are means over them
-
-EXACT, CLASS_MEAN, GAUSSIAN = "exact", "class-mean", "gaussian"
-LENGTHS = (EXACT, CLASS_MEAN, GAUSSIAN)
+OURS = "moore-smith"
 
 READINGS: Mapping[str, Mapper] = {
     "annealing-hill-climb": SimulatedAnnealing(acceptance=Acceptance.NEVER),
@@ -56,101 +51,7 @@ READINGS: Mapping[str, Mapper] = {
     ),
 }
 """The printed algorithm with one of its errors kept, and with all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestClass:
-    """A kind of request: mean lengths and targets. Lengths are log-normal around the means."""
-
-    name: str
-    prompt_tokens: float
-    output_tokens: float
-    slos: tuple[Slo, ...]
-
-
-# Coefficient of variation of both lengths within a class; real classes have 0.5 to 1.
-SPREAD = 0.7
-
-WORKLOADS: Mapping[str, tuple[RequestClass, ...]] = {
-    # Half chat, half code, as in the paper: pace targets for chat, E2E for code.
-    "chat-code": (
-        RequestClass("chat", 160, 340, (Slo(SloMetric.TTFT, 10.0), Slo(SloMetric.TPOT, 0.05))),
-        RequestClass("code", 60, 300, (Slo(SloMetric.E2E, 30.0),)),
-    ),
-    # The four tasks of SABER (its Table I) in equal shares: class means differ tenfold.
-    "coding": (
-        RequestClass("qna", 186, 43, (Slo(SloMetric.E2E, 1.0),)),
-        RequestClass("generation", 463, 387, (Slo(SloMetric.E2E, 8.0),)),
-        RequestClass("summary", 31, 30, (Slo(SloMetric.E2E, 1.0),)),
-        RequestClass("translation", 670, 617, (Slo(SloMetric.E2E, 12.0),)),
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """The same waiting requests with their true lengths and with those given to a mapper."""
-
-    true: tuple[MappingRequest, ...]
-    told: Mapping[str, tuple[MappingRequest, ...]]
-
-
-def a_queue(workload: str, n: int, random: Random) -> Queue:
-    """`n` requests that all arrived just now, of uniformly drawn classes."""
-    true: list[MappingRequest] = []
-    by_mean: list[MappingRequest] = []
-    by_draw: list[MappingRequest] = []
-    for i in range(n):
-        kind = random.choice(WORKLOADS[workload])
-        request = MappingRequest(
-            InvocationId(f"{i:03d}-{kind.name}"),
-            _length(kind.prompt_tokens, random),
-            _length(kind.output_tokens, random),
-            kind.slos,
-        )
-        drawn = max(1.0, random.gauss(kind.output_tokens, SPREAD * kind.output_tokens))
-        true.append(request)
-        by_mean.append(replace(request, expected_tokens=kind.output_tokens))
-        by_draw.append(replace(request, expected_tokens=drawn))
-    return Queue(
-        tuple(true), {EXACT: tuple(true), CLASS_MEAN: tuple(by_mean), GAUSSIAN: tuple(by_draw)}
-    )
-
-
-def arriving(workload: str, times: Sequence[float], seed: int, pool: PoolName) -> list[SimTask]:
-    """Calls of a workload that arrive at `times`; policies know the class's lengths."""
-    random = Random(f"{workload} {seed}")
-    tasks: list[SimTask] = []
-    for i, arrived_at_s in enumerate(times):
-        kind = random.choice(WORKLOADS[workload])
-        paces_s = [s.target_s for s in kind.slos if s.metric is SloMetric.TPOT]
-        (slo,) = (s for s in kind.slos if s.metric is not SloMetric.TPOT)
-        known = belief(kind.output_tokens, SPREAD)
-        node = SimNode(
-            pool,
-            _length(kind.prompt_tokens, random),
-            _length(kind.output_tokens, random),
-            round(known.mean),
-            known,
-        )
-        tasks.append(
-            SimTask(
-                f"t{i:05d}",
-                TaskName(kind.name),
-                arrived_at_s,
-                slo.metric,
-                slo.target_s,
-                (node,),
-                (random.random(),),
-                min(paces_s, default=inf),
-            )
-        )
-    return tasks
-
-
-def _length(mean: float, random: Random) -> int:
-    sigma = sqrt(log(1 + SPREAD**2))
-    return max(1, round(mean * exp(random.gauss(-(sigma**2) / 2, sigma))))
+ARMS = (*MAPPERS, *READINGS)
 
 
 def calls_to_time(
@@ -168,57 +69,50 @@ def calls_to_time(
     return calls
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    workload: str
-    max_batch: int
-    n: int
-    seed: int
-    policies: tuple[str, ...]
+@lru_cache(maxsize=1)
+def _queues(workload: str, n: int, seed: int) -> tuple[Queue, ...]:
+    """A seed's queues; the same for every mapper."""
+    return tuple(
+        a_queue(workload, n, Random(f"{workload} {n} {seed} {draw}")) for draw in range(DRAWS)
+    )
 
 
-def _run(job: _Job) -> list[Sample]:
-    queues = [
-        a_queue(job.workload, job.n, Random(f"{job.workload} {job.n} {job.seed} {draw}"))
-        for draw in range(DRAWS)
+def _measured(
+    workload: str, max_batch: int, n: int, lengths: str, policy: str, seed: int
+) -> Measured:
+    """Metrics, and the worth of the mapping of each queue."""
+    values = [
+        _valued(policy, queue, lengths, max_batch, seed * DRAWS + draw)
+        for draw, queue in enumerate(_queues(workload, n, seed))
     ]
-    samples = []
-    for lengths in LENGTHS:
-        results = {
-            policy: [
-                _valued(policy, queue, lengths, job.max_batch, job.seed * DRAWS + draw)
-                for draw, queue in enumerate(queues)
-            ]
-            for policy in job.policies
-            if _takes_part(policy, job, lengths)
-        }
-        setting: dict[str, str | float] = {
-            "workload": job.workload,
-            "max_batch": job.max_batch,
-            "requests": job.n,
-            "lengths": lengths,
-        }
-        for policy, values in results.items():
-            metrics = {
-                "objective_per_s": fsum(v.objective_per_s for v in values) / DRAWS,
-                "slo_attainment": fsum(v.met for v in values) / (DRAWS * job.n),
-                "e2e_s": fsum(v.latency_s for v in values) / (DRAWS * job.n),
-            }
-            for reference in ("fcfs", "annealing"):
-                if reference in results and reference != policy:
-                    metrics[f"of_{reference}"] = _ratio_of_sums(values, results[reference])
-            if "exhaustive" in results and policy != "exhaustive":
-                metrics["of_exhaustive"] = _mean_ratio(values, results["exhaustive"])
-            samples.append(Sample(setting, policy, job.seed, metrics))
-    return samples
+    metrics = {
+        "objective_per_s": fsum(v.objective_per_s for v in values) / DRAWS,
+        "slo_attainment": fsum(v.met for v in values) / (DRAWS * n),
+        "e2e_s": fsum(v.latency_s for v in values) / (DRAWS * n),
+    }
+    return Measured(metrics, values)
 
 
-def _takes_part(policy: str, job: _Job, lengths: str) -> bool:
+def _takes_part(policy: str, max_batch: int, n: int, lengths: str) -> bool:
     if policy == "exhaustive":
-        return lengths == EXACT and job.n <= EXHAUSTIVE_TO[job.max_batch]
+        return lengths == EXACT and n <= EXHAUSTIVE_TO[max_batch]
     if policy in READINGS:
-        return lengths == EXACT and job.n == READINGS_AT
+        return lengths == EXACT and n == READINGS_AT
     return True
+
+
+def _cells(options: Options) -> list[Trial]:
+    return [
+        Trial(
+            {"workload": workload, "max_batch": cap, "requests": n, "lengths": lengths},
+            partial(_measured, workload, cap, n, lengths),
+            tuple(a for a in ARMS if _takes_part(a, cap, n, lengths)),
+        )
+        for workload in WORKLOADS
+        for cap in CAPS
+        for n in SIZES
+        for lengths in LENGTHS
+    ]
 
 
 def _valued(policy: str, queue: Queue, lengths: str, max_batch: int, seed: int) -> Worth:
@@ -245,37 +139,27 @@ def _mean_ratio(values: Sequence[Worth], best: Sequence[Worth]) -> float:
     return fsum(ratios) / len(ratios)
 
 
-def run(options: Options, progress: Progress) -> Report:
-    """All sizes, caps, workloads and levels of knowledge; raise `UnknownNameError` for a policy."""
-    return run_sizes(options, progress, SIZES)
+def _ratios(samples: Sequence[Sample]) -> list[Sample]:
+    """Each mapper's G over that of others for the same queues."""
+    runs: dict[tuple[str | float, ...], dict[str, Sequence[Worth]]] = {}
+    for s in samples:
+        runs.setdefault((*s.setting.values(), s.seed), {})[s.policy] = s.further
+    found = []
+    for s in samples:
+        others = runs[*s.setting.values(), s.seed]
+        metrics = {
+            f"of_{name}": (_mean_ratio if name == "exhaustive" else _ratio_of_sums)(
+                s.further, others[name]
+            )
+            for name in ("fcfs", "annealing", "exhaustive")
+            if name in others and name != s.policy
+        }
+        found.append(replace(s, metrics=metrics))
+    return found
 
 
-def run_sizes(options: Options, progress: Progress, sizes: Sequence[int]) -> Report:
-    """As `run`, for these numbers of requests."""
-    known = (*MAPPERS, *READINGS)
-    for name in options.policies:
-        if name not in known:
-            raise UnknownNameError("mapper", name, known)
-    policies = options.policies or known
-    jobs = [
-        _Job(workload, cap, n, seed, policies)
-        for workload in WORKLOADS
-        for cap in CAPS
-        for n in sizes
-        for seed in options.seeds
-    ]
-    samples = [s for part in run_all(_run, jobs, progress, options.jobs) for s in part]
-    return Report(
-        "slo-sa",
-        options.seeds,
-        summarize(samples),
-        compare(samples, "moore-smith", ("objective_per_s", "slo_attainment", "e2e_s")),
-        _targets(samples),
-        {"queues_per_seed": DRAWS, "spread": SPREAD},
-    )
-
-
-def _targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
+def _targets(samples: Sequence[Sample]) -> list[Target]:
+    ours = [s for s in _ratios(samples) if s.policy == OURS and s.setting["lengths"] == EXACT]
     found = []
     for cap in CAPS:
         for reference, low, high, goal in (
@@ -283,12 +167,9 @@ def _targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
             ("annealing", 20, 40, 0.99),
         ):
             by_seed: dict[int, list[float]] = {}
-            for s in samples:
+            for s in ours:
                 wanted = (
-                    s.policy == "moore-smith"
-                    and s.setting["lengths"] == EXACT
-                    and s.setting["max_batch"] == cap
-                    and low <= float(s.setting["requests"]) <= high
+                    s.setting["max_batch"] == cap and low <= float(s.setting["requests"]) <= high
                 )
                 if wanted and f"of_{reference}" in s.metrics:
                     by_seed.setdefault(s.seed, []).append(s.metrics[f"of_{reference}"])
@@ -299,7 +180,7 @@ def _targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
                     f"{f'n <= {high}' if low == 1 else f'n = {low}-{high}'}"
                 )
                 found.append(Target(4, text, goal, *mean_and_stderr(means)))
-    return tuple(found)
+    return found
 
 
 def plot(report: Report, folder: Path) -> Sequence[Path]:
@@ -366,10 +247,17 @@ def _readings(report: Report, folder: Path) -> tuple[Path, ...]:
     return (plots.save(fig, folder, "slo-sa-readings"),)
 
 
-EXPERIMENT = Experiment(
-    name="slo-sa",
-    title="Batch mapping: G by mapper, batch cap and knowledge of lengths",
-    source="SLO-Aware Scheduling for Large Language Model Inferences (SC 2025), evaluation",
-    run=run,
-    plot=plot,
+STUDY = Study(
+    "slo-sa",
+    "Batch mapping: G by mapper, batch cap and knowledge of lengths",
+    "SLO-Aware Scheduling for Large Language Model Inferences (SC 2025), evaluation",
+    ARMS,
+    _cells,
+    _targets,
+    plot,
+    compared=("objective_per_s", "slo_attainment", "e2e_s"),
+    means=lambda samples: summarize((*samples, *_ratios(samples))),
+    extra=lambda options, samples: {"queues_per_seed": DRAWS, "spread": SPREAD},
+    reference=OURS,
+    called="mapper",
 )

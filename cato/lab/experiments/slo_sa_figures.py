@@ -6,32 +6,25 @@ the true lengths and the paper's latencies. `of_fcfs`: G over that of full batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import fsum
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
 
-from cato.core.decision import Route
-from cato.core.ids import DeploymentName, NodeId, PoolName, ReplicaId, RunId, TaskName
-from cato.core.profile import UNMEASURED
-from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
-from cato.lab.experiments.slo_sa import CLASS_MEAN, EXACT, GAUSSIAN, Queue, a_queue
-from cato.lab.study import Study, Trial
+from cato.lab.experiments.slo_sa_queues import CLASS_MEAN, EXACT, GAUSSIAN, Queue, a_queue
+from cato.lab.study import Study, Trial, no_targets
 from cato.policies.mapping.annealing import SimulatedAnnealing
 from cato.policies.mapping.latency import SLO_SA_TABLE_2, Bilinear, LatencyModel
 from cato.policies.mapping.objective import Worth, worth
 from cato.policies.mapping.problem import Mapper, MappingRequest
 from cato.policies.mapping.registry import MAPPERS
-from cato.policies.routing.remaining_memory import RemainingMemory
 from cato.sim import plots
 from cato.sim.experiment import Options
-from cato.sim.report import Mean, Report, Sample, Target
+from cato.sim.report import Mean, Report
 
-SOURCE = "SLO-Aware Scheduling for Large Language Model Inferences (SC 2025)"
 WORKLOAD = "chat-code"
 ANNEALING, MOORE_SMITH, FCFS = "annealing", "moore-smith", "fcfs"
 ARMS = (ANNEALING, MOORE_SMITH, FCFS)
@@ -44,8 +37,6 @@ ITERATIONS = (25, 50, 100, 200, 400)
 LENGTH_ERRORS = (0.0, 0.025, 0.05, 0.1, 0.3)
 FIT_ERRORS = (-0.5, -0.2, 0.0, 0.2, 0.5)
 TERMS = ("alpha", "beta", "gamma", "delta")
-INSTANCES = (1, 2, 3, 4)
-EACH = 10  # requests per instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ def _valued(told: Told, arm: str, seed: int) -> dict[str, float]:
         for chosen, found in ((mapper, ours), (MAPPERS[FCFS], fcfs)):
             mapping = chosen.map(requests, told.latency, told.max_batch, seed * DRAWS + draw)
             found.append(worth(mapping.batches, queue.true, SLO_SA_TABLE_2))
-    return _metrics(ours, fcfs, told.n)
+    return metrics_of(ours, fcfs, told.n)
 
 
 def _believed(queue: Queue, told: Told, random: Random) -> Sequence[MappingRequest]:
@@ -90,7 +81,7 @@ def _believed(queue: Queue, told: Told, random: Random) -> Sequence[MappingReque
     ]
 
 
-def _metrics(ours: Sequence[Worth], fcfs: Sequence[Worth], n: int) -> dict[str, float]:
+def metrics_of(ours: Sequence[Worth], fcfs: Sequence[Worth], n: int) -> dict[str, float]:
     objective, base = (fsum(v.objective_per_s for v in found) for found in (ours, fcfs))
     return {
         "of_fcfs": objective / base if base else 1.0,
@@ -157,85 +148,6 @@ def _wrong(place: int, error: float) -> LatencyModel:
     return LatencyModel(wrong(SLO_SA_TABLE_2.prefill), wrong(SLO_SA_TABLE_2.decode))
 
 
-# Instances
-
-
-def _by_memory(requests: Sequence[MappingRequest], instances: int) -> list[int]:
-    """Algorithm 2: each request in turn to the instance with the most memory left."""
-    taken = [0] * instances
-    chosen = []
-    for r in requests:
-        replicas = tuple(
-            ReplicaSnapshot(
-                ReplicaId(f"{i}"), DeploymentName("d"), UNMEASURED, 0, 64, 0, queued_tokens=tokens
-            )
-            for i, tokens in enumerate(taken)
-        )
-        tokens = r.prompt_tokens + round(r.expected_tokens)
-        route = RemainingMemory().route(_invocation(r), PoolSnapshot(PoolName("p"), 0.0, replicas))
-        assert isinstance(route, Route), "all instances are open"
-        chosen.append(int(route.replica_id))
-        taken[chosen[-1]] += tokens
-    return chosen
-
-
-def _invocation(r: MappingRequest) -> Invocation:
-    name = str(r.id)
-    tokens = round(r.expected_tokens)
-    return Invocation(
-        r.id, RunId(name), TaskName("t"), NodeId("n"), r.prompt_tokens, tokens, 0.0, 0.0
-    )
-
-
-def _in_turn(requests: Sequence[MappingRequest], instances: int) -> list[int]:
-    return [i % instances for i in range(len(requests))]
-
-
-ASSIGNMENTS: Mapping[str, Callable[[Sequence[MappingRequest], int], list[int]]] = MappingProxyType(
-    {"remaining memory": _by_memory, "in turn": _in_turn}
-)
-
-
-def _assigned(
-    instances: int, max_batch: int, assignment: str, arm: str, seed: int
-) -> dict[str, float]:
-    """G of all instances together; lengths are known exactly."""
-    ours: list[Worth] = []
-    fcfs: list[Worth] = []
-    n = EACH * instances
-    for draw in range(DRAWS):
-        requests = a_queue(WORKLOAD, n, Random(f"{n} {seed} {draw}")).true
-        places = ASSIGNMENTS[assignment](requests, instances)
-        queues = [
-            [r for r, at in zip(requests, places, strict=True) if at == i] for i in range(instances)
-        ]
-        for mapper, found in ((MAPPERS[arm], ours), (MAPPERS[FCFS], fcfs)):
-            each = [
-                worth(
-                    mapper.map(q, SLO_SA_TABLE_2, max_batch, seed * DRAWS + draw).batches,
-                    q,
-                    SLO_SA_TABLE_2,
-                )
-                for q in queues
-            ]
-            found.append(Worth(sum(w.met for w in each), fsum(w.latency_s for w in each)))
-    return _metrics(ours, fcfs, n)
-
-
-def _instances(options: Options) -> list[Trial]:
-    return [
-        Trial(
-            {"instances": count, "max_batch": cap, "assignment": assignment},
-            partial(_assigned, count, cap, assignment),
-        )
-        for cap, count, assignment in product((1, 4), INSTANCES, ASSIGNMENTS)
-    ]
-
-
-def _no_targets(samples: Sequence[Sample]) -> list[Target]:
-    return []
-
-
 # Plots
 
 
@@ -270,74 +182,48 @@ def _labelled(mean: Mean, x: str) -> Mean:
     return replace(mean, policy=rest[0]) if rest else mean
 
 
-def _plot_instances(report: Report, folder: Path) -> list[Path]:
-    fig, axes = plots.figure(2)
-    for ax, cap in zip(axes, (1, 4), strict=True):
-        means = [
-            replace(m, policy=f"{m.policy}, {m.setting['assignment']}")
-            for m in report.means
-            if m.metric == "of_fcfs" and m.setting["max_batch"] == cap and m.policy != FCFS
-        ]
-        plots.lines(ax, means, "instances", "G over that of fcfs")
-        ax.set_title(f"{EACH} requests an instance, batches of at most {cap}")
-    plots.legend(fig)
-    return [plots.save(fig, folder, report.experiment)]
+def figure_study(
+    number: int,
+    title: str,
+    arms: tuple[str, ...],
+    cells: Callable[[Options], Sequence[Trial]],
+    plot: Callable[[Report, Path], Sequence[Path]],
+) -> Study:
+    return Study(
+        f"slo-sa-fig{number}",
+        title,
+        f"SLO-Aware Scheduling for Large Language Model Inferences (SC 2025), Fig. {number}",
+        arms,
+        cells,
+        no_targets,
+        plot,
+        ("of_fcfs", "slo_attainment", "e2e_s"),
+        ("objective_per_s", "slo_attainment"),
+        quick_seeds=QUICK_SEEDS,
+        reference=ANNEALING,
+    )
 
-
-HEADLINES = ("of_fcfs", "slo_attainment", "e2e_s")
-COMPARED = ("objective_per_s", "slo_attainment")
 
 STUDIES = (
-    Study(
-        "slo-sa-fig8",
+    figure_study(
+        8,
         "annealing: first temperature x iterations at each",
-        f"{SOURCE}, Fig. 8",
         (ANNEALING,),
         _heats,
-        _no_targets,
         partial(_plot_panels, "start"),
-        HEADLINES,
-        COMPARED,
-        quick_seeds=QUICK_SEEDS,
-        reference=ANNEALING,
     ),
-    Study(
-        "slo-sa-fig9",
+    figure_study(
+        9,
         "how good must a predicted length be?",
-        f"{SOURCE}, Fig. 9",
         ARMS,
         _length_errors,
-        _no_targets,
         partial(_plot_panels, "lengths"),
-        HEADLINES,
-        COMPARED,
-        quick_seeds=QUICK_SEEDS,
-        reference=ANNEALING,
     ),
-    Study(
-        "slo-sa-fig10",
+    figure_study(
+        10,
         "one coefficient of the latency model wrong at a time",
-        f"{SOURCE}, Fig. 10",
         (ANNEALING, MOORE_SMITH),
         _fit_errors,
-        _no_targets,
         partial(_plot_panels, "error"),
-        HEADLINES,
-        COMPARED,
-        quick_seeds=QUICK_SEEDS,
-        reference=ANNEALING,
-    ),
-    Study(
-        "slo-sa-fig11",
-        "one to four instances: assigned by remaining memory (Algorithm 2) or in turn",
-        f"{SOURCE}, Fig. 11",
-        ARMS,
-        _instances,
-        _no_targets,
-        _plot_instances,
-        HEADLINES,
-        COMPARED,
-        quick_seeds=QUICK_SEEDS,
-        reference=ANNEALING,
     ),
 )

@@ -1,4 +1,4 @@
-"""Tempo's figures besides its end-to-end table: types, decay, SLO scale, mixes, bursts, an hour.
+"""Tempo's figures besides its end-to-end table: types, decay, SLO scale, mixes, bursts.
 
 Same engine, tasks and schedulers as `tempo-e2e`, whose loads are Fig. 13, and `tempo-ablation`,
 which is Fig. 15. Loads, scales and mixes that the paper shows only in images are our choice.
@@ -6,7 +6,7 @@ which is Fig. 15. Loads, scales and mixes that the paper shows only in images ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,41 +15,32 @@ from types import MappingProxyType
 import numpy as np
 
 from cato.lab.experiments import printed
-from cato.lab.experiments.tempo import (
+from cato.lab.experiments.tempo import SOURCE, class_metrics, gain_share
+from cato.lab.experiments.tempo_variants import (
     DENSITY,
     JITSERVE,
     POOL,
     SCHEDULERS,
     TEMPO,
     Variant,
-    class_metrics,
-    gain_share,
     ran,
 )
-from cato.lab.study import Study, Trial
+from cato.lab.study import Study, Trial, no_targets
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.metrics import metrics_of
-from cato.sim.report import Report, Sample, Target
+from cato.sim.report import Report
 from cato.sim.tasks import Outcome, SimTask
+from cato.sim.tempo_workload import TEMPO_SHARES, tempo_rate_per_s, tempo_tasks
 from cato.sim.traces import load_trace
-from cato.sim.workloads import (
-    ARRIVALS,
-    TEMPO_SHARES,
-    Arrivals,
-    poisson,
-    tempo_rate_per_s,
-    tempo_tasks,
-)
+from cato.sim.workloads import ARRIVALS, Arrivals, poisson
 
-SOURCE = "Tempo: Application-aware LLM Serving with Mixed SLO Requirements (2025)"
 COUNT, QUICK_COUNT, QUICK_SEEDS = 3000, 1000, 3
 LOAD = 1.05
 DECAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SLO_SCALES = (0.75, 1.0, 1.5, 2.0, 3.0)
 BURST_LOADS = (0.7, 0.9, 1.05)
-HOUR_S, WINDOW_S = 3600.0, 600.0
 FCFS = "fcfs"
 ARMS = (
     schedulers.FORESIGHT,
@@ -98,17 +89,14 @@ def tasks_of(traffic: Traffic, seed: int) -> Sequence[SimTask]:
         shares=MIXES[traffic.mix],
         arrivals=traffic.arrivals,
     )
+    scale = traffic.slo_scale
     return [
-        replace(
-            t,
-            target_s=traffic.slo_scale * t.target_s,
-            tpot_target_s=traffic.slo_scale * t.tpot_target_s,
-        )
+        replace(t, target_s=scale * t.target_s, tpot_target_s=scale * t.tpot_target_s)
         for t in tasks
     ]
 
 
-def _variant(arm: str, decay: float) -> Variant:
+def variant_of(arm: str, decay: float) -> Variant:
     """The variant of `tempo-e2e`; Tempo uses the decay by which it is judged."""
     if arm == TEMPO and decay != 1.0:
         return Variant(partial(schedulers.tempo, replace(DENSITY, a=decay)))
@@ -116,7 +104,7 @@ def _variant(arm: str, decay: float) -> Variant:
 
 
 def _measured(traffic: Traffic, arm: str, seed: int) -> dict[str, float]:
-    fleet, outcomes = ran(_variant(arm, traffic.decay), tasks_of(traffic, seed))
+    fleet, outcomes = ran(variant_of(arm, traffic.decay), tasks_of(traffic, seed))
     metrics = metrics_of(fleet, outcomes) | class_metrics(outcomes)
     return metrics | {"gain_share": gain_share(outcomes, traffic.decay)} | _by_type(outcomes)
 
@@ -192,64 +180,14 @@ def recorded(path: Path, rng: np.random.Generator, rate_per_s: float, n: int) ->
     return [float(t) for t in np.cumsum(chosen_s * scale)]
 
 
-# The hour
-
-
-def _windows(load: float, arm: str, seed: int) -> dict[str, float]:
-    """Gain of the tasks that arrived in each ten minutes, and its change over the hour."""
-    count = round(HOUR_S * tempo_rate_per_s(load))
-    fleet, outcomes = ran(_variant(arm, 1.0), tasks_of(Traffic(load, count), seed))
-    last = int(HOUR_S // WINDOW_S)
-    windows: list[list[Outcome]] = [[] for _ in range(last)]
-    for o in outcomes:
-        windows[min(last - 1, int(o.task.arrived_at_s // WINDOW_S))].append(o)
-    shares = [gain_share(w) for w in windows]
-    metrics = metrics_of(fleet, outcomes) | class_metrics(outcomes)
-    metrics |= {f"{_WINDOW}{i}": share for i, share in enumerate(shares)}
-    return metrics | {"gain_lost": 1 - shares[-1] / shares[0]}
-
-
-_WINDOW = "gain_share_window_"
-
-
-def _hour(options: Options) -> list[Trial]:
-    return [Trial({"load": LOAD}, partial(_windows, LOAD))]
-
-
-def _over_time(samples: Sequence[Sample]) -> list[Sample]:
-    """The windows as separate settings."""
-    return [
-        Sample(
-            {**s.setting, "minutes": (int(name.removeprefix(_WINDOW)) + 0.5) * WINDOW_S / 60},
-            s.policy,
-            s.seed,
-            {"gain_share": value},
-        )
-        for s in samples
-        for name, value in s.metrics.items()
-        if name.startswith(_WINDOW)
-    ]
-
-
-def _no_targets(samples: Sequence[Sample]) -> list[Target]:
-    return []
-
-
 # Plots
 
 
 def _plot_types(report: Report, folder: Path) -> list[Path]:
     fig, axes = plots.figure(2, 2)
-    for ax, (metric, name) in zip(
-        axes,
-        (
-            ("ttft_s", "latency"),
-            ("tpot_s", "latency"),
-            ("e2e_s", "throughput"),
-            ("e2e_s", "collective"),
-        ),
-        strict=True,
-    ):
+    metrics = ("ttft_s", "tpot_s", "e2e_s", "e2e_s")
+    names = ("latency", "latency", "throughput", "collective")
+    for ax, metric, name in zip(axes, metrics, names, strict=True):
         means = [
             replace(m, setting={"level": m.metric.split("_")[2].upper()})
             for m in report.means
@@ -262,7 +200,7 @@ def _plot_types(report: Report, folder: Path) -> list[Path]:
     return [plots.save(fig, folder, report.experiment)]
 
 
-def _plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
+def plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
     """Gain and attainment over `x`, and attainment by type."""
     shown = (
         ("gain_share", "service gain (% of the maximum)"),
@@ -297,84 +235,58 @@ def _plot_bars(by: str, report: Report, folder: Path) -> list[Path]:
     return [plots.save(fig, folder, report.experiment)]
 
 
-HEADLINES = ("slo_attainment", "gain_share")
+def _figure(
+    number: int,
+    title: str,
+    cells: Callable[[Options], Sequence[Trial]],
+    plot: Callable[[Report, Path], Sequence[Path]],
+) -> Study:
+    return Study(
+        f"tempo-fig{number}",
+        title,
+        f"{SOURCE}, Fig. {number}",
+        ARMS,
+        cells,
+        no_targets,
+        plot,
+        ("slo_attainment", "gain_share"),
+        ("gain_share", "slo_attainment"),
+        quick_arms=FEW_ARMS,
+        quick_seeds=QUICK_SEEDS,
+    )
+
 
 STUDIES = (
-    Study(
-        "tempo-fig9",
-        "an hour of mixed objectives in overload: service gain by ten minutes",
-        f"{SOURCE}, Fig. 9",
-        ARMS,
-        _hour,
-        _no_targets,
-        partial(_plot_lines, "minutes"),
-        ("slo_attainment", "gain_share", "gain_lost"),
-        ("slo_attainment", "service_gain"),
-        derived=_over_time,
-        quick_arms=FEW_ARMS,
-        quick_seeds=1,
-    ),
     Study(
         "tempo-fig14",
         "medians and tails by type of request",
         f"{SOURCE}, Fig. 14",
         ARMS,
         _types,
-        _no_targets,
+        no_targets,
         _plot_types,
         ("ttft_s_p95_latency", "e2e_s_p50_throughput", "e2e_s_p50_collective"),
         quick_seeds=QUICK_SEEDS,
     ),
-    Study(
-        "tempo-fig16",
+    _figure(
+        16,
         "how fast the gain of late tokens decays: a of min(1, (target/actual)^a)",
-        f"{SOURCE}, Fig. 16",
-        ARMS,
         _decays,
-        _no_targets,
-        partial(_plot_lines, "decay"),
-        HEADLINES,
-        ("gain_share", "slo_attainment"),
-        quick_arms=FEW_ARMS,
-        quick_seeds=QUICK_SEEDS,
+        partial(plot_lines, "decay"),
     ),
-    Study(
-        "tempo-fig17",
-        "all SLOs tightened or relaxed by a factor",
-        f"{SOURCE}, Fig. 17",
-        ARMS,
-        _scales,
-        _no_targets,
-        partial(_plot_lines, "slo_scale"),
-        HEADLINES,
-        ("gain_share", "slo_attainment"),
-        quick_arms=FEW_ARMS,
-        quick_seeds=QUICK_SEEDS,
+    _figure(
+        17, "all SLOs tightened or relaxed by a factor", _scales, partial(plot_lines, "slo_scale")
     ),
-    Study(
-        "tempo-fig18",
+    _figure(
+        18,
         "other mixes of streams, throughput calls and collective tasks",
-        f"{SOURCE}, Fig. 18",
-        ARMS,
         _mixes,
-        _no_targets,
         partial(_plot_bars, "mix"),
-        HEADLINES,
-        ("gain_share", "slo_attainment"),
-        quick_arms=FEW_ARMS,
-        quick_seeds=QUICK_SEEDS,
     ),
-    Study(
-        "tempo-fig19",
+    _figure(
+        19,
         "bursts: generated arrivals, and those of a BurstGPT or Azure trace (--trace)",
-        f"{SOURCE}, Fig. 19",
-        ARMS,
         _bursts,
-        _no_targets,
         partial(_plot_bars, "arrivals"),
-        HEADLINES,
-        ("gain_share", "slo_attainment"),
-        quick_arms=FEW_ARMS,
-        quick_seeds=QUICK_SEEDS,
     ),
 )

@@ -1,8 +1,8 @@
 """Agents' sessions over HTTP: users who play recorded sessions with their think times.
 
-The same plans (`cato.sim.sessions.plans_of`) and the same target rules are played in virtual time
-by `Users`; here a turn is a chat request with the trace's blocks as text. The prompts of each run
-begin with different words, so that nothing is cached from the run before.
+The same plans (`cato.sim.session_plans.plans_of`) and the same target rules are played in virtual
+time by `Users`; here a turn is a chat request with the trace's blocks as text. The prompts of each
+run begin with different words, so that nothing is cached from the run before.
 """
 
 from __future__ import annotations
@@ -22,16 +22,11 @@ from cato.lab.live.prediction import Prediction
 from cato.lab.live.prompts import answer_end, stops_for
 from cato.lab.live.traffic import SessionTraffic
 from cato.lab.live.workflows import MAX_TOKENS, LiveTask
-from cato.lab.studies import agents as study
+from cato.lab.studies import agent_fleet as study
 from cato.sim.fleet import PoolSetup
-from cato.sim.sessions import (
-    BETWEEN_SESSIONS_S,
-    PlannedSession,
-    Playing,
-    TurnRules,
-    UserPlan,
-    Users,
-)
+from cato.sim.playing import Playing, TurnRules
+from cato.sim.session_plans import BETWEEN_SESSIONS_S, PlannedSession, UserPlan
+from cato.sim.sessions import Users
 from cato.sim.tasks import SimTask
 from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of

@@ -14,11 +14,9 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import ray
 import yaml
@@ -28,7 +26,7 @@ from cato.config.deploy_file import load_deploy_file
 from cato.control import actors
 from cato.core.ids import ModelName, PoolName
 from cato.core.slots import LoadCounts, SharedPoolPicture
-from cato.lab.bench.client import BenchError
+from cato.lab.client import BenchError, HttpClient, at_due_times
 from cato.lab.experiments.cace import PATTERNS
 from cato.lab.live.cace_cases import METRICS, NAME, WORKLOADS, Arm, Run, Settings
 from cato.lab.live.cace_report import as_json
@@ -39,15 +37,15 @@ from cato.policies.eviction.registry import card_policies
 from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import Provenance
 from cato.serve.ingress.hints import DEADLINE_HEADER
-from cato.sim import cards
-from cato.sim.cards import CardArrival
+from cato.sim import card_workload, cards
+from cato.sim.card_workload import CardArrival
 
 POOL = PoolName("cards")
 CALL_TIMEOUT_S = 30.0
 EMPTY_WITHIN_S = 60.0
 POLL_S = 0.1
 # Timeout after which a lost call is reported: ten times the longest wait of the slowest arm.
-TIMEOUT = aiohttp.ClientTimeout(total=600.0)
+TIMEOUT_S = 600.0
 # Model names of the simulator that do not fit in URLs and file names.
 _SLUGS = {"C++": "cpp", "C#": "csharp"}
 
@@ -69,13 +67,13 @@ def served_name(model: ModelName) -> str:
 
 def write_deployment(folder: Path, slowdown: float) -> Path:
     """A deployment file with the 16 models and its profiles and workflow, in `folder`."""
-    for kind, profile in cards.PROFILES.items():
+    for kind, profile in card_workload.PROFILES.items():
         # The deployment file gives the load times, from storage and from memory.
         fast = replace(scaled_profile(profile, slowdown, 0.0), model=kind, accelerator="bench")
         path = folder / "profiles" / f"{profile_name(kind, 'bench')}.yaml"
         note = f"CACE's {kind} model, times x {slowdown:g}"
         save_profile(path, fast, Provenance(simulated=True, note=note))
-    facts = {served_name(m.name): m for m in cards.models()}
+    facts = {served_name(m.name): m for m in card_workload.models()}
     kinds = {name: name.rsplit("-", 1)[1] for name in facts}
     hosted = {
         name: {
@@ -151,7 +149,9 @@ def _measure(
     url: str, settings: Settings, workload: str, arm: Arm, seed: int, progress: Progress
 ) -> Run:
     pattern, case = WORKLOADS[workload]
-    arrivals = cards.arrivals(PATTERNS[pattern], case.rate_per_s, settings.tasks, generator(seed))
+    arrivals = card_workload.arrivals(
+        PATTERNS[pattern], case.rate_per_s, settings.tasks, generator(seed)
+    )
     _begin(arm, settings.slowdown)
     progress.begin(f"{workload}, {arm.name}, seed {seed}", len(arrivals))
     seen = asyncio.run(_replay(url, arrivals, settings.slowdown, progress.step))
@@ -221,55 +221,28 @@ async def _replay(
     url: str, arrivals: Sequence[CardArrival], slowdown: float, done: Callable[[], None]
 ) -> list[Seen]:
     """Send every call at its time, whatever happened to the others."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
-        start_s = time.perf_counter()
+    async with HttpClient(TIMEOUT_S) as client:
 
-        async def one(arrival: CardArrival) -> Seen:
-            due_s = start_s + arrival.wanted.arrived_at_s * slowdown
-            await asyncio.sleep(due_s - time.perf_counter())
-            seen = await _send(session, url, arrival, due_s, slowdown)
+        async def one(arrival: CardArrival, due_s: float) -> Seen:
+            target_ms = 1000 * card_workload.SLO_S[arrival.kind] * slowdown
+            headers = {DEADLINE_HEADER: f"{target_ms:.3f}"}
+            answer = await client.stream(f"{url}/v1/completions", _body(arrival), headers)
             done()
-            return seen
+            return Seen(answer.first_s - due_s, answer.ended_s - due_s, answer.problem)
 
-        return list(await asyncio.gather(*map(one, arrivals)))
+        return await at_due_times(arrivals, lambda a: a.wanted.arrived_at_s * slowdown, one)
 
 
-async def _send(
-    session: aiohttp.ClientSession,
-    url: str,
-    arrival: CardArrival,
-    due_s: float,
-    slowdown: float,
-) -> Seen:
-    profile = cards.PROFILES[arrival.kind]
+def _body(arrival: CardArrival) -> dict[str, object]:
+    profile = card_workload.PROFILES[arrival.kind]
     text = f"# {arrival.wanted.id}\n"
-    body = {
+    return {
         "model": served_name(arrival.wanted.model),
         "prompt": text.ljust(round(arrival.prompt_tokens * profile.chars_per_token), "x"),
         "max_tokens": arrival.output_tokens,
         "ignore_eos": True,
         "stream": True,
     }
-    target_ms = 1000 * cards.SLO_S[arrival.kind] * slowdown
-    headers = {DEADLINE_HEADER: f"{target_ms:.3f}"}
-    first_s, answer = nan, bytearray()
-    try:
-        async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
-            async for part in response.content.iter_any():
-                answer += part
-                if first_s != first_s and b'"text"' in answer:
-                    first_s = time.perf_counter()
-        problem = _problem(response.status, bytes(answer))
-    except (aiohttp.ClientError, TimeoutError) as error:
-        problem = repr(error)
-    return Seen(first_s - due_s, time.perf_counter() - due_s, problem)
-
-
-def _problem(status: int, answer: bytes) -> str:
-    if status == 200 and answer.rstrip().endswith(b"data: [DONE]"):
-        return ""
-    return f"{status}: {answer[-300:].decode(errors='replace')}"
 
 
 def metrics_of(
@@ -279,7 +252,7 @@ def metrics_of(
     ttft_s = np.array([s.ttft_s for s in seen]) / slowdown
     e2e_s = np.array([s.e2e_s for s in seen]) / slowdown
     met = [
-        not s.problem and t <= cards.SLO_S[a.kind] and e <= cards.E2E_SLO_S[a.kind]
+        not s.problem and t <= card_workload.SLO_S[a.kind] and e <= card_workload.E2E_SLO_S[a.kind]
         for a, s, t, e in zip(arrivals, seen, ttft_s, e2e_s, strict=True)
     ]
     return {

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
 from typing import Any
 
-import aiohttp
-
 from cato.core.slo import Slo, tpot_s
+from cato.lab.client import OPENAI, TASK, HttpClient, at_due_times, some_at_a_time
 from cato.lab.live.workflows import LiveTask
 
 # Longer than any workflow deadline: CATO itself answers lost tasks.
-TIMEOUT = aiohttp.ClientTimeout(total=90_000.0)
-TEXT, DONE = b"event: text\n", b"event: done\n"
-# Markers in an OpenAI stream: the first piece of the answer, and the end.
-PIECE, END = b"data: {", b"data: [DONE]"
+TIMEOUT_S = 90_000.0
 _COMPLETION_TOKENS, _CACHED_TOKENS = b'"completion_tokens"', b'"cached_tokens"'
-_PROBLEM_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +72,24 @@ class Ask:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class TaskClient:
+class TaskClient(HttpClient):
     """Keep-alive connections to one application. Use it as an async context manager."""
 
     def __init__(self, url: str) -> None:
+        super().__init__(TIMEOUT_S)
         self._url = url
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> TaskClient:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=TIMEOUT
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None, "used outside its context"
-        await self._session.close()
 
     async def replay(
         self, tasks: Sequence[LiveTask], ask: Callable[[LiveTask], Ask], done: Callable[[], None]
     ) -> list[Seen]:
         """Every task at its time, whatever happened to the others; results are in task order."""
-        start_s = time.perf_counter()
 
-        async def one(task: LiveTask) -> Seen:
-            due_s = start_s + task.sim.arrived_at_s
-            await asyncio.sleep(due_s - time.perf_counter())
+        async def one(task: LiveTask, due_s: float) -> Seen:
             seen = await self.send(ask(task), task, due_s)
             done()
             return seen
 
-        return await asyncio.gather(*map(one, tasks))
+        return await at_due_times(tasks, lambda task: task.sim.arrived_at_s, one)
 
     async def all_of(
         self,
@@ -119,44 +99,26 @@ class TaskClient:
         done: Callable[[], None],
     ) -> list[Seen]:
         """All tasks, `concurrency` at a time."""
-        waiting = iter(tasks)
-        seen: list[Seen] = []
 
-        async def work() -> None:
-            for task in waiting:
-                seen.append(await self.send(ask(task), task, time.perf_counter()))
-                done()
+        async def one(task: LiveTask) -> Seen:
+            seen = await self.send(ask(task), task, time.perf_counter())
+            done()
+            return seen
 
-        await asyncio.gather(*(work() for _ in range(concurrency)))
-        return seen
+        return await some_at_a_time(tasks, concurrency, one)
 
     async def send(self, ask: Ask, task: LiveTask, due_s: float) -> Seen:
-        assert self._session is not None, "used outside its context"
-        mark = PIECE if ask.is_plain else TEXT
-        sent_s = time.perf_counter()
-        first_s, answer = nan, bytearray()
-        try:
-            async with self._session.post(
-                self._url + ask.path, json=ask.body, headers=ask.headers
-            ) as response:
-                async for part in response.content.iter_any():
-                    answer += part
-                    if first_s != first_s and mark in answer:
-                        first_s = time.perf_counter()
-            ended_s = time.perf_counter()
-            read = _whole if ask.is_plain else _receipt
-            receipt, problem = read(response.status, bytes(answer))
-        except (aiohttp.ClientError, TimeoutError) as error:
-            ended_s, receipt, problem = time.perf_counter(), None, repr(error)
+        form = OPENAI if ask.is_plain else TASK
+        answer = await self.stream(self._url + ask.path, ask.body, ask.headers, form)
         return Seen(
             task,
-            sent_s - due_s,
-            first_s - due_s,
-            ended_s - due_s,
-            receipt,
-            problem,
-            _last_number(_COMPLETION_TOKENS, bytes(answer)),
-            _last_number(_CACHED_TOKENS, bytes(answer)),
+            answer.sent_s - due_s,
+            answer.first_s - due_s,
+            answer.ended_s - due_s,
+            None if ask.is_plain or answer.problem else _receipt(answer.content),
+            answer.problem,
+            _last_number(_COMPLETION_TOKENS, answer.content),
+            _last_number(_CACHED_TOKENS, answer.content),
         )
 
 
@@ -168,22 +130,9 @@ def _last_number(name: bytes, answer: bytes) -> int:
     return int(found[0]) if found else 0
 
 
-def _receipt(status: int, answer: bytes) -> tuple[dict[str, Any] | None, str]:
-    """The receipt in the last event, or a description of the answer instead."""
-    start = answer.rfind(DONE)
-    if status != 200 or start < 0:
-        return None, _not_whole(status, answer)
-    data = answer[start + len(DONE) :].partition(b"\n\n")[0].removeprefix(b"data: ")
+def _receipt(answer: bytes) -> dict[str, Any]:
+    """The receipt in the last event."""
+    start = answer.rfind(TASK.end) + len(TASK.end)
+    data = answer[start:].partition(b"\n\n")[0].removeprefix(b"data: ")
     receipt: dict[str, Any] = json.loads(data)["cato"]
-    return receipt, ""
-
-
-def _whole(status: int, answer: bytes) -> tuple[None, str]:
-    """Whether an OpenAI stream is complete."""
-    is_whole = status == 200 and END in answer
-    return None, "" if is_whole else _not_whole(status, answer)
-
-
-def _not_whole(status: int, answer: bytes) -> str:
-    end = answer[-_PROBLEM_CHARS:].decode(errors="replace")
-    return f"{status}, no whole answer; its end: {end}"
+    return receipt

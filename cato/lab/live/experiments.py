@@ -29,21 +29,17 @@ from cato.lab.live.experiment import (
     LiveExperiment,
 )
 from cato.lab.live.traffic import SessionTraffic
-from cato.lab.studies import agents, completions
+from cato.lab.studies import agent_fleet, completions
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
+from cato.sim.cato_workload import CATO_PRINTED_CLASSES, cato_tasks, load_per_task_s
 from cato.sim.report import Setting
 from cato.sim.tasks import SimTask
+from cato.sim.tempo_workload import TEMPO_CHUNK_TOKENS
 from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import load_azure
-from cato.sim.workloads import (
-    CATO_PRINTED_CLASSES,
-    TEMPO_CHUNK_TOKENS,
-    cato_tasks,
-    load_per_task_s,
-    saber_tasks,
-)
+from cato.sim.workloads import saber_tasks
 
 
 def _arm(scheduler: str, **policies: object) -> Arm:
@@ -290,7 +286,7 @@ def recorded_agents(trace: Path | None) -> LiveExperiment:
         AGENT_USERS,
         60,
         slowdown=0.25,
-        chunk_tokens=agents.STOCK.chunk_tokens,
+        chunk_tokens=agent_fleet.STOCK.chunk_tokens,
         sessions=SessionTraffic(trace),
     )
 

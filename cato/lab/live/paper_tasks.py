@@ -9,17 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cato.core.ids import PoolName
-from cato.lab.experiments import cato_rq, printed, slo_sa, tempo
+from cato.lab.experiments import cato_rq, printed, slo_sa_queues, tempo_variants
+from cato.sim.cato_workload import CATO_PRINTED_CLASSES, MODEL_A, MODEL_B, cato_tasks
 from cato.sim.tasks import SimTask
-from cato.sim.workloads import (
-    CATO_PRINTED_CLASSES,
-    MODEL_A,
-    MODEL_B,
-    TEMPO_CALL,
-    belief,
-    cato_tasks,
-    tempo_tasks,
-)
+from cato.sim.tempo_workload import TEMPO_CALL, tempo_tasks
+from cato.sim.workloads import belief
 
 # The paper's models, by the deployment's pool names.
 _POOL_OF = {MODEL_A: PoolName("small"), MODEL_B: PoolName("large")}
@@ -47,7 +41,7 @@ SLO_SA_POOL = PoolName("engine")
 def burst_tasks(seed: int, n: int) -> list[SimTask]:
     """The paper's half chat, half code; 40 of them arrive at once every minute."""
     times = [i // BURST * BURST_EVERY_S for i in range(n)]
-    return slo_sa.arriving("chat-code", times, seed, SLO_SA_POOL)
+    return slo_sa_queues.arriving("chat-code", times, seed, SLO_SA_POOL)
 
 
 def mixed_tasks(load: float, seed: int, n: int) -> list[SimTask]:
@@ -56,5 +50,5 @@ def mixed_tasks(load: float, seed: int, n: int) -> list[SimTask]:
     known = belief(mean)
     return [
         replace(t, nodes=tuple(replace(c, expected_tokens=mean, length=known) for c in t.nodes))
-        for t in tempo_tasks(load, n, seed, tempo.POOL)
+        for t in tempo_tasks(load, n, seed, tempo_variants.POOL)
     ]

@@ -22,7 +22,7 @@ from cato.core.ids import PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
-from cato.lab.bench.client import BenchError
+from cato.lab.client import BenchError
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SABER_CLASSES, SABER_ENGINE, SABER_SHARES, lengths, poisson
 

@@ -11,9 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cato.lab.bench.stats import Difference
+from cato.lab.intervals import Interval, mean_interval
 from cato.lab.live.client import Seen
-from cato.lab.live.intervals import mean_interval
 from cato.lab.live.rounds import Run, Settings, Subject
 from cato.sim.tasks import SimTask
 
@@ -252,7 +251,7 @@ def _times(seen: Sequence[Seen], metric: str) -> dict[str, float]:
     return {"p50_ms": _ms(float(p50)), "p95_ms": _ms(float(p95))}
 
 
-def _interval(found: Difference) -> dict[str, float]:
+def _interval(found: Interval) -> dict[str, float]:
     return {
         "value": _rounded(found.value),
         "low": _rounded(found.low),

@@ -18,8 +18,8 @@ from cato.core.ids import DeploymentName, PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
 from cato.core.topology import Topology
-from cato.lab.bench.client import BenchError
 from cato.lab.bench.cpu import cpu_s
+from cato.lab.client import BenchError
 from cato.lab.live import real
 from cato.lab.live.client import Ask, Seen, TaskClient
 from cato.lab.live.experiment import WARM_UP_SEED, Arm, LiveExperiment, scaled

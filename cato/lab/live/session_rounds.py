@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import cycle, islice
 
 from cato.core.ids import PoolName
-from cato.lab.bench.client import BenchError
+from cato.lab.client import BenchError
 from cato.lab.live.agents import Player, Prompts, predicted
 from cato.lab.live.client import Ask, TaskClient
 from cato.lab.live.experiment import SESSIONS, WARM_UP_SEED, Arm
@@ -27,14 +27,9 @@ from cato.lab.live.rounds import (
 from cato.lab.live.traffic import SessionTraffic
 from cato.lab.live.workflows import LiveTask, pool_named
 from cato.sim.fleet import PoolSetup
-from cato.sim.sessions import (
-    LONGEST_ANSWER_TOKENS,
-    PlannedSession,
-    RecordedSession,
-    Turn,
-    TurnRules,
-    UserPlan,
-)
+from cato.sim.playing import TurnRules
+from cato.sim.session_plans import LONGEST_ANSWER_TOKENS, PlannedSession, UserPlan
+from cato.sim.session_traces import RecordedSession, Turn
 from cato.sim.tasks import SimTask
 
 # Limits of the warm-up, which only teaches answer lengths.

@@ -21,11 +21,11 @@ from ray import serve
 from cato.config.deploy_file import DeployFile
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control import actors
+from cato.core.deployment_state import DeploymentState
 from cato.core.ids import DeploymentName, PoolName
-from cato.core.provisioning import DeploymentState
 from cato.core.topology import RAY_SERVE, DeploymentSpec, PoolPolicies, PoolScaling
-from cato.lab.bench.client import BenchError
 from cato.lab.bench.local_ray import Hosts, start_hosts, start_ray, wait_until_answered
+from cato.lab.client import BenchError
 from cato.lab.live import serve_llm
 from cato.lab.live.experiment import Arm
 from cato.lab.live.rounds import ReplicaPoint

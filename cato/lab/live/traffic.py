@@ -10,9 +10,11 @@ from cato.config.paths import resolve
 from cato.core.errors import InputError
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
-from cato.lab.studies import agents as study
+from cato.lab.studies import agent_fleet as study
 from cato.sim.fleet import PoolSetup
-from cato.sim.sessions import RecordedSession, TurnRules, UserPlan, plans_of
+from cato.sim.playing import TurnRules
+from cato.sim.session_plans import UserPlan, plans_of
+from cato.sim.session_traces import RecordedSession
 
 
 @dataclass(frozen=True, slots=True)

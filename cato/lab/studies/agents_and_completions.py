@@ -17,15 +17,17 @@ from cato.core.errors import InputError
 from cato.core.ids import TaskName
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
-from cato.lab.studies import agents
-from cato.lab.studies.agents import POOL, STICKY, STOCK_CARDS, card_profile
+from cato.lab.studies import agent_fleet
+from cato.lab.studies.agent_fleet import POOL, STICKY, STOCK_CARDS, card_profile
 from cato.lab.study import Cell, Study
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
-from cato.sim.sessions import BETWEEN_SESSIONS_S, MAX_GAP_S, RecordedSession, Users
+from cato.sim.session_plans import BETWEEN_SESSIONS_S
+from cato.sim.session_traces import MAX_GAP_S, RecordedSession
+from cato.sim.sessions import Users
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import belief, lengths, poisson
 
@@ -44,7 +46,7 @@ def cells(options: Options) -> list[Cell]:
     return [
         Cell(
             {"profile": name, "users_per_card": users, "completions": share},
-            agents.cell_of(
+            agent_fleet.cell_of(
                 name, card_profile(name), users, options.trace, card.has_host_memory
             ).fleet,
             partial(measure, options.trace, users, share),
@@ -61,20 +63,20 @@ def measure(
     """Metrics of the agents' study, and the fraction of completions in time."""
     if trace is None:
         raise InputError("this experiment needs --trace FILE")
-    tuned_on, reported = agents.halves(trace)
+    tuned_on, reported = agent_fleet.halves(trace)
     count = max(1, round(users_per_card * len(fleet.profiles)))
-    end_s = agents.WARM_UP_S + agents.COUNTED_S
+    end_s = agent_fleet.WARM_UP_S + agent_fleet.COUNTED_S
     rate = count * turns_per_s(reported, fleet.profiles[0]) * share / (1 - share)
     users = Users(
         reported,
         count,
         fleet,
-        agents.length_belief(tuned_on or reported),
+        agent_fleet.length_belief(tuned_on or reported),
         seed,
         alongside=completions(rate, end_s, seed) if rate else (),
     )
-    metrics = agents.metrics_of(users.run(end_s + agents.GRACE_S))
-    beside = [o for o in users.alongside if o.task.arrived_at_s >= agents.WARM_UP_S]
+    metrics = agent_fleet.metrics_of(users.run(end_s + agent_fleet.GRACE_S))
+    beside = [o for o in users.alongside if o.task.arrived_at_s >= agent_fleet.WARM_UP_S]
     ttft_s = [o.ttft_s for o in beside if o.ttft_s == o.ttft_s]
     return metrics | {
         "completions": float(len(beside)),

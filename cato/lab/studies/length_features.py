@@ -31,14 +31,14 @@ from cato.estimators.output_lengths import (
 )
 from cato.estimators.prompt_features import Asked, EarlierAnswers, features_of
 from cato.lab.experiments.common import measured
-from cato.lab.studies import agents
-from cato.lab.study import Study, Trial
+from cato.lab.studies import agent_fleet
+from cato.lab.study import Study, Trial, no_targets
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.report import Report, Sample, Target
-from cato.sim.sessions import RecordedSession
+from cato.sim.report import Report
+from cato.sim.session_traces import RecordedSession
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.traces import json_texts, parallel_texts, token_count
 from cato.sim.workloads import SABER_ENGINE, poisson
@@ -100,7 +100,7 @@ def calls_of_texts(folder: Path) -> Iterator[Call]:
 def halves(kind: str, path: Path) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
     """The training half, and the half to report on."""
     if kind == AGENTS:
-        first, second = agents.halves(path)
+        first, second = agent_fleet.halves(path)
         return tuple(calls_of_agents(first)), tuple(calls_of_agents(second))
     calls = tuple(calls_of_texts(path))
     # A pair of texts gives two calls, one in each direction.
@@ -198,10 +198,6 @@ def _cells(options: Options) -> list[Trial]:
     return [Trial({"calls": kind}, partial(_measured, kind, o, options)) for kind, o in given]
 
 
-def _no_targets(samples: Sequence[Sample]) -> list[Target]:
-    return []
-
-
 def _plot(report: Report, folder: Path) -> list[Path]:
     metrics = ("coverage", "pinball_loss_tokens", "slo_attainment")
     fig, axes = plots.figure(len(metrics))
@@ -219,7 +215,7 @@ STUDY = Study(
     "CATO project; Tempo's length bounds",
     ARMS,
     _cells,
-    _no_targets,
+    no_targets,
     _plot,
     ("coverage", "pinball_loss_tokens", "slo_attainment"),
     ("slo_attainment",),

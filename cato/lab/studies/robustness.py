@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from cato.core.errors import InputError
-from cato.lab.studies import matrix
+from cato.lab.studies import matrix, matrix_cells
 from cato.lab.study import Cell, Study, chosen_arms
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options, Progress, run_all
@@ -91,7 +91,7 @@ def cells(options: Options) -> list[Cell]:
         scenes = matrix.axis_scenes(has_sessions)
         if options.quick:
             scenes = [s for s in scenes if _is_quick(s)]
-    return [matrix.cell_of(s, trace) for s in scenes]
+    return [matrix_cells.cell_of(s, trace) for s in scenes]
 
 
 def _is_quick(scene: matrix.Scene) -> bool:
@@ -209,7 +209,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
         for axis in matrix.AXES:
             key = (axis, d["setting"][axis], d["setting"]["traffic"])
             regrets.setdefault(key, []).append(d["regret"])
-    kinds = [t for t in (*matrix.TRAFFIC, matrix.SESSIONS) if ("traffic", t, t) in regrets]
+    kinds = [t for t in (*matrix_cells.TRAFFIC, matrix.SESSIONS) if ("traffic", t, t) in regrets]
     # Bases add values of their own on some axes.
     rows = [
         (axis, value)

@@ -4,20 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from statistics import median
 from typing import Protocol
 
 from cato.core.decision import Admit, Defer, Rank
 from cato.core.policies import Work
+from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView, Running
+from cato.estimators.speed_meter import NO_SPEEDS, Speeds
 from cato.policies.due import due_s, running_due_s
 
 HIGH, LOW = 0, 1
+# Context for which a fitted speed holds: the mean of coding tasks, prompt plus half the answer.
+TYPICAL_CONTEXT_TOKENS = 512
 
 
 class SpeedModel(Protocol):
     """Decode speed in tokens per second per request, by batch size (SABER: v(L))."""
 
     def speed(self, batch: float) -> float: ...
+
+
+def speed_model(profile: Profile, measured: Speeds = NO_SPEEDS) -> SpeedModel:
+    """SABER's USL, fitted to measured speeds by load.
+
+    At loads without a measurement, the profile's decode speed counts, corrected by the median ratio
+    of measured to predicted speeds: an engine that has only run a few calls at a time says little
+    of many.
+    """
+    # Imported here: scipy would make a router's restart half a second longer.
+    from cato.estimators.usl import SpeedSample, fit_usl
+
+    batches = range(1, max(4, profile.max_running) + 1)
+    speeds = {b: 1.0 / profile.decode_step_s(b, TYPICAL_CONTEXT_TOKENS) for b in batches}
+    ratios = [measured[load] / speeds[load] for load in measured if load in speeds]
+    correction = median(ratios) if ratios else 1.0
+    speeds = {load: correction * speed for load, speed in speeds.items()} | dict(measured)
+    return fit_usl([SpeedSample(load, speed) for load, speed in speeds.items()])
 
 
 def _left_tokens(invocation: Invocation, tokens: int, quantile: float | None) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cato.core.errors import AccessError, InputError, QuotaError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role
-from cato.serve.access.control import Caller
+from cato.serve.access.caller import Caller
 from cato.serve.access.keys import new_key
 from cato.serve.access.limits import TokenBucket
 

@@ -26,10 +26,7 @@ class Buffers:
         self._latest: WeakValueDictionary[BufferId, RunningTask] = WeakValueDictionary()
 
     def started(
-        self,
-        buffer: BufferId | None,
-        origin: Origin,
-        start: Callable[[Origin], RunningTask],
+        self, buffer: BufferId | None, origin: Origin, start: Callable[[Origin], RunningTask]
     ) -> RunningTask:
         """Start a run for `origin` that replaces the buffer's latest run.
 

@@ -6,19 +6,15 @@ and known keys work while the store is down. A revoked key is refused after abou
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import socket
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import StrEnum
-from functools import lru_cache
-from socket import AddressFamily
 
 from cato.core.errors import AccessError, QuotaError
 from cato.core.sign_in import Person
-from cato.core.tenancy import Access, ApiKey, KeyHistory, Role
+from cato.core.tenancy import Access, ApiKey, KeyHistory
+from cato.serve.access.caller import ANYBODY, Caller
 from cato.serve.access.keys import is_secret_of, parts
 from cato.serve.access.limits import EventLimits, Left, Reserved, TenantLimits, until_next_month_s
 from cato.serve.access.sign_in import SignIn, is_token
@@ -50,54 +46,6 @@ class KeyRule(StrEnum):
     AUTO = "auto"
     REQUIRED = "required"
     IGNORED = "ignored"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sends a request and what it may ask for; without a key, everything.
-
-    `key` is the public part of an API key, or `oidc:` and the subject of a token; `name` is for
-    display. `sla_class` is the most urgent class that it may claim; empty: any.
-    """
-
-    key: str = ""
-    tenant: str = ""
-    sla_class: str = ""
-    tasks: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    default_task: str = ""
-    weight: float = 1.0
-    role: Role = Role.USER
-    bounds: tuple[tuple[str, int], ...] = ()
-    session_target_s: float | None = None
-    name: str = ""
-
-    @property
-    def who(self) -> str:
-        """The caller's name in the audit log."""
-        if not self.key:
-            return "local"
-        who = self.key if self.key.startswith("oidc:") else f"key:{self.key}"
-        return f"{who} ({self.name})" if self.name else who
-
-    @property
-    def is_operator(self) -> bool:
-        return not self.key or self.role is Role.OPERATOR
-
-    @property
-    def sees(self) -> str | None:
-        """The tenant whose runs and usage it may see; None: all tenants."""
-        return None if self.is_operator else self.tenant
-
-    def may_run(self, task: str) -> bool:
-        return not self.tasks or task in self.tasks
-
-    def may_call(self, names: Iterable[str]) -> bool:
-        """Whether one of a model's `names` is allowed."""
-        return not self.models or not set(self.models).isdisjoint(names)
-
-
-ANYBODY = Caller()
 
 
 class AccessControl:
@@ -305,32 +253,3 @@ class AccessControl:
             if key is not None and is_right and key.is_valid(self._clock()):
                 return key
         raise AccessError(401, "invalid_api_key", "The API key is not valid.")
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `address` can be reached only from this machine."""
-    if address == "localhost":
-        return True
-    try:
-        ip = ipaddress.ip_address(address.strip().strip("[]"))
-    except ValueError:
-        return False
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return (mapped or ip).is_loopback
-
-
-@lru_cache(maxsize=256)
-def is_own(address: str) -> bool:
-    """Whether `address` belongs to this machine, tested by binding a socket to it."""
-    if is_loopback(address):
-        return True
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    with socket.socket(AddressFamily.AF_INET6 if ip.version == 6 else AddressFamily.AF_INET) as s:
-        try:
-            s.bind((address, 0))
-        except OSError:
-            return False
-    return not ip.is_unspecified

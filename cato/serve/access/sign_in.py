@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from typing import Any
 
-import aiohttp
 import jwt
 
 from cato.core.errors import AccessError
 from cato.core.sign_in import Person, SignInSpec, person_of
+from cato.serve.access.provider import UNREADABLE, Http, HttpProblem, Key, Keys, http, published
 
 log = logging.getLogger("cato.access")
 
@@ -31,8 +28,6 @@ log = logging.getLogger("cato.access")
 KEYS_AGE_S = 300.0
 USABLE_S = 86_400.0
 ASK_AGAIN_S = 10.0
-ANSWER_WITHIN_S = 5.0
-MAX_ANSWER_BYTES = 1_000_000
 MAX_TOKEN_CHARS = 16_384
 # Cache of verified tokens: a digest and a person each, a few hundred bytes.
 KEPT_TOKENS = 2_000
@@ -42,72 +37,9 @@ UNAVAILABLE_RETRY_S = 5.0
 _TOKEN = re.compile(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 # Access tokens (RFC 9068) and ID tokens; other kinds, such as logout tokens, are refused.
 _TYPES = (None, "jwt", "at+jwt", "application/at+jwt")
-_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-_OF_CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
-MIN_RSA_BITS = 2048
-_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
 EXPIRED = "token_expired"
 INVALID = "invalid_token"
-
-
-class HttpProblem(Exception):
-    """The provider gave no usable answer; the message says why."""
-
-
-class Http(Protocol):
-    """An HTTP client for the provider; raises `HttpProblem`."""
-
-    async def __call__(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Get the JSON object at `url`, or post `form` to it."""
-        ...
-
-
-async def http(url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The real client: limited in time and size, without redirects."""
-    within = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=within, trust_env=True) as session,
-            session.request(
-                "GET" if form is None else "POST", url, data=form, allow_redirects=False
-            ) as answer,
-        ):
-            data = await answer.content.read(MAX_ANSWER_BYTES + 1)
-            while not answer.content.at_eof() and len(data) <= MAX_ANSWER_BYTES:
-                data += await answer.content.read(MAX_ANSWER_BYTES + 1 - len(data))
-            if answer.status != 200 or len(data) > MAX_ANSWER_BYTES:
-                raise HttpProblem(f"status {answer.status}, {len(data)} bytes")
-        value = json.loads(data)
-    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
-        raise HttpProblem(type(error).__name__) from error
-    if not isinstance(value, dict):
-        raise HttpProblem("its answer is not a JSON object")
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """A public key, and the algorithms that it may be used with."""
-
-    id: str | None
-    algorithms: tuple[str, ...]
-    key: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """The provider's addresses and public keys, as of `at_s`."""
-
-    at_s: float
-    addresses: Mapping[str, str]
-    keys: tuple[_Key, ...]
-    document: object
-
-    def fit(self, id: str | None, algorithm: str) -> _Key | None:
-        """The key that must have signed a token; a token without key id needs one candidate."""
-        fitting = [k for k in self.keys if algorithm in k.algorithms and id in (None, k.id)]
-        return fitting[0] if len(fitting) == 1 else None
 
 
 def is_token(credentials: str) -> bool:
@@ -119,15 +51,12 @@ class SignIn:
     """Verifies tokens for one ingress replica. `clock` is monotonic, in seconds."""
 
     def __init__(
-        self,
-        spec: SignInSpec,
-        ask: Http = http,
-        clock: Callable[[], float] = time.monotonic,
+        self, spec: SignInSpec, ask: Http = http, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.spec = spec
         self._ask = ask
         self._clock = clock
-        self._keys: _Keys | None = None
+        self._keys: Keys | None = None
         self._asked_at_s = -ASK_AGAIN_S
         self._asking = asyncio.Lock()
         self._refresher: asyncio.Task[None] | None = None
@@ -168,7 +97,7 @@ class SignIn:
         of the provider's keys."""
         try:
             header = jwt.get_unverified_header(token)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise _refused(type(error).__name__) from None
         kid, algorithm, kind = header.get("kid"), header.get("alg"), header.get("typ")
         if algorithm not in self.spec.algorithms:
@@ -177,7 +106,7 @@ class SignIn:
             raise _refused("kind of token")
         return kid, algorithm
 
-    def _claims(self, token: str, key: _Key, algorithm: str) -> dict[str, Any]:
+    def _claims(self, token: str, key: Key, algorithm: str) -> dict[str, Any]:
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -191,13 +120,13 @@ class SignIn:
             float(claims["exp"])
         except jwt.ExpiredSignatureError:
             raise _expired() from None
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise _refused(type(error).__name__) from None
         return claims
 
     # The provider
 
-    async def _current_keys(self) -> _Keys:
+    async def _current_keys(self) -> Keys:
         """Keys that are recent enough; raise `AccessError` if there are none."""
         keys, now_s = self._keys, self._clock()
         if keys is None or now_s - keys.at_s > 2 * KEYS_AGE_S:
@@ -220,7 +149,7 @@ class SignIn:
                 return
             self._asked_at_s = now_s
             try:
-                keys = await self._asked(now_s)
+                keys = await published(self._ask, self.spec.issuer, now_s)
             except HttpProblem as problem:
                 log.warning("the keys of %s cannot be read: %s", self.spec.issuer, problem)
                 return
@@ -228,23 +157,6 @@ class SignIn:
                 self._verified.clear()
                 log.info("%s has %d public keys", self.spec.issuer, len(keys.keys))
             self._keys = keys
-
-    async def _asked(self, now_s: float) -> _Keys:
-        where = self.spec.issuer.rstrip("/") + "/.well-known/openid-configuration"
-        about = await self._ask(where)
-        if about.get("issuer") != self.spec.issuer:
-            raise HttpProblem("its `issuer` differs from the configured one")
-        addresses = {
-            name: url
-            for name in ("jwks_uri", "authorization_endpoint", "token_endpoint")
-            if isinstance(url := about.get(name), str) and is_safe(url, self.spec.issuer)
-        }
-        if "jwks_uri" not in addresses:
-            raise HttpProblem("it has no jwks_uri with https")
-        document = (await self._ask(addresses["jwks_uri"])).get("keys")
-        if not isinstance(document, list):
-            raise HttpProblem("its keys are not a list")
-        return _Keys(now_s, addresses, tuple(filter(None, map(_key, document))), document)
 
     # The status page
 
@@ -290,36 +202,6 @@ class SignIn:
                 except AccessError as error:
                     refusal = error
         raise refusal
-
-
-def is_safe(url: str, issuer: str) -> bool:
-    """Whether requests to `url` are protected: `https`, or `http` on the issuer's host if the
-    issuer itself uses `http`."""
-    parts, home = urlsplit(url), urlsplit(issuer)
-    return parts.scheme == "https" or (
-        parts.scheme == home.scheme == "http" and parts.hostname == home.hostname
-    )
-
-
-def _key(value: object) -> _Key | None:
-    """A public key for signatures; None for other keys, such as for encryption."""
-    if not isinstance(value, dict) or value.get("use", "sig") != "sig":
-        return None
-    kind, id, only = value.get("kty"), value.get("kid"), value.get("alg")
-    algorithms: tuple[str, ...] = _RSA if kind == "RSA" else ()
-    if kind in ("EC", "OKP") and value.get("crv") in _OF_CURVES:
-        algorithms = (_OF_CURVES[value["crv"]],)
-    if only is not None:
-        algorithms = tuple(a for a in algorithms if a == only)
-    if not algorithms:
-        return None
-    try:
-        key = jwt.PyJWK(value, algorithms[0]).key
-    except _UNREADABLE:
-        return None
-    if kind == "RSA" and key.key_size < MIN_RSA_BITS:
-        return None
-    return _Key(id if isinstance(id, str) else None, algorithms, key)
 
 
 def _refused(why: str) -> AccessError:

@@ -66,10 +66,7 @@ def checked(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> t
     try:
         for number, line in lines_of(path, endpoint, max_line_bytes):
             if line.custom_id in seen:
-                return (
-                    0,
-                    f"line {number}: custom_id {line.custom_id!r} is used twice",
-                )
+                return (0, f"line {number}: custom_id {line.custom_id!r} is used twice")
             seen.add(line.custom_id)
             if len(seen) > max_lines:
                 return 0, f"more than {max_lines} lines"

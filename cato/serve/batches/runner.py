@@ -20,14 +20,8 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cato.core.tenancy import Role
-from cato.serve.access.control import Caller
-from cato.serve.batches.folder import (
-    OUTPUT,
-    Batch,
-    BatchRoom,
-    TenantFolder,
-    tenants,
-)
+from cato.serve.access.caller import Caller
+from cato.serve.batches.folder import OUTPUT, Batch, BatchRoom, TenantFolder, tenants
 from cato.serve.batches.lines import Line, LineError, done_in, lines_of
 
 log = logging.getLogger("cato.batches")

@@ -15,8 +15,8 @@ from cato.core.runs import FinishRun
 from cato.serve.executor import RunningTask
 from cato.serve.ingress import virtual
 from cato.serve.ingress.context import Ingress, finish_of
-from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.exchange import STREAM_HEADERS, Exchange, Shed, streamed, whole
+from cato.serve.ingress.failures import Failure
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
 from cato.serve.invoker import Piece

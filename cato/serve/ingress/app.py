@@ -15,19 +15,9 @@ from cato.serve.access.buffers import Buffers
 from cato.serve.access.control import AccessControl
 from cato.serve.batches.folder import BatchRoom
 from cato.serve.draining import Drain
-from cato.serve.ingress import (
-    admin,
-    document,
-    errors,
-    models,
-    operations,
-    rollouts,
-    usage,
-)
+from cato.serve.ingress import admin, document, errors, models, operations, rollouts, usage
 from cato.serve.ingress.context import Ingress
-from cato.serve.ingress.dialects import (
-    batches as batch_files,
-)
+from cato.serve.ingress.dialects import batches as batch_files
 from cato.serve.ingress.dialects import (
     chat,
     completions,

@@ -79,10 +79,7 @@ CLIENTS = (
         patience_s=300.0,
     ),
     Client(
-        "qwen-code",
-        agent=r"qwencode/",
-        sums_up="produce the <state_snapshot>",
-        patience_s=120.0,
+        "qwen-code", agent=r"qwencode/", sums_up="produce the <state_snapshot>", patience_s=120.0
     ),
     Client(
         "cn",

@@ -16,7 +16,8 @@ from cato.core.runs import FinishRun
 from cato.core.session_slo import SessionBook
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import BufferId, Buffers
-from cato.serve.access.control import ANYBODY, AccessControl, Caller
+from cato.serve.access.caller import ANYBODY, Caller
+from cato.serve.access.control import AccessControl
 from cato.serve.batches.folder import BatchRoom
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.clients import SESSION_HEADER, UNKNOWN, Client, client_of, patience_s

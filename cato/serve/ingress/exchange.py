@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from cato.core.receipt import CLIENT_LEFT
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.context import finish_of, remember_task
-from cato.serve.ingress.errors import FULL, Failure, answer, failure_of_run, known_headers
+from cato.serve.ingress.errors import answer, known_headers
+from cato.serve.ingress.failures import FULL, Failure, failure_of_run
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
 from cato.serve.invoker import Piece

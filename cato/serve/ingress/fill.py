@@ -22,21 +22,15 @@ from cato.serve.ingress.body import sub_object
 from cato.serve.ingress.buffers import completion_buffer, named_buffer
 from cato.serve.ingress.calls import text_prompt
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.hints import (
-    SlaClass,
-    claim_of,
-    granted,
-    target_in,
-    top_class,
-    whole_answer,
-)
+from cato.serve.ingress.hints import SlaClass, claim_of, granted, target_in, top_class, whole_answer
 from cato.serve.ingress.limits import limited
 from cato.serve.ingress.naming import COMPLETION, Target, pool_of, prefix_of
 from cato.serve.ingress.parameters import adapted
 from cato.serve.nodes.languages import language_named
 from cato.serve.prompts import fim_stops
 from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, ModelCall, Origin
-from cato.workflows.fim import fim_family, parse_fim, render_fim
+from cato.workflows.fim import parse_fim, render_fim
+from cato.workflows.fim_families import fim_family
 
 # Token limit of a direct call that sets none: as much as an editor shows after the cursor.
 DEFAULT_TOKENS = 64

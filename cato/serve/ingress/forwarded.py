@@ -14,7 +14,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from starlette.datastructures import Headers
 
-from cato.serve.access.control import is_own
+from cato.serve.access.addresses import is_own
 
 _FOR = re.compile(r'(?i)(?:^|[;,])\s*for\s*=\s*("[^"]*"|[^;,\s]*)')
 # More hops than any real chain of proxies; the rest of a header is forged.

@@ -13,11 +13,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cato.core.errors import AccessError
-from cato.serve.access.control import AccessControl, Caller, is_own
+from cato.serve.access.addresses import is_own
+from cato.serve.access.caller import Caller
+from cato.serve.access.control import AccessControl
 from cato.serve.access.limits import Left
 from cato.serve.draining import Drain
 from cato.serve.ingress.context import remember_caller
-from cato.serve.ingress.errors import answer, failure_of_error
+from cato.serve.ingress.errors import answer
+from cato.serve.ingress.failures import failure_of_error
 from cato.serve.ingress.forwarded import Proxies, named
 from cato.serve.ingress.headers import IndexedRequest
 from cato.serve.ingress.pages import Pages

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cato.core.errors import CatoError
-from cato.serve.ingress.errors import answer, failure_of_error
+from cato.serve.ingress.errors import answer
+from cato.serve.ingress.failures import failure_of_error
 from cato.serve.ingress.headers import IndexedRequest
 
 PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from cato.core.errors import StartingError, UnknownNameError
 from cato.core.ids import TaskName
 from cato.core.workflow import CallSettings, LlmSettings, Workflow
-from cato.serve.access.control import Caller
+from cato.serve.access.caller import Caller
 from cato.serve.ingress import document, virtual
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer

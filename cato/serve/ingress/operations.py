@@ -10,7 +10,8 @@ from starlette.responses import Response
 from cato.core.errors import AccessError
 from cato.serve.ingress import document
 from cato.serve.ingress.context import Ingress, caller_of
-from cato.serve.ingress.errors import Failure, answer
+from cato.serve.ingress.errors import answer
+from cato.serve.ingress.failures import Failure
 from cato.serve.ingress.gate import comes_from_here
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json

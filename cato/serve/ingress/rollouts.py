@@ -11,13 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import AccessError, InputError
-from cato.core.rollout import ArmCounts, Rollout, RolloutRule, compared
-from cato.core.rollout_book import (
-    PromoteRollout,
-    RollBackRollout,
-    RolloutOrder,
-    StartRollout,
-)
+from cato.core.rollout import Rollout
+from cato.core.rollout_book import PromoteRollout, RollBackRollout, RolloutOrder, StartRollout
+from cato.core.rollout_rule import ArmCounts, RolloutRule, compared
 from cato.serve.ingress import document
 from cato.serve.ingress.body import known_keys, read_object, sub_object
 from cato.serve.ingress.context import Ingress, caller_of

@@ -15,42 +15,36 @@ import json
 import logging
 import math
 import os
-import re
 import shutil
-import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import tantivy
 
 from cato.core.errors import ConfigError, Problem
+from cato.serve.nodes.code_files import files_of, text_of
+from cato.serve.nodes.terms import terms_of
 
 _log = logging.getLogger(__name__)
 
 # Part of the store's name: indexes of other formats are ignored, not migrated.
 _FORMAT = "v1"
-MAX_FILE_BYTES = 1_000_000
 # A window is the unit put into prompts: about one screen. The overlap keeps a short function whole
 # in one of two neighbouring windows.
 WINDOW_LINES = 40
 _OVERLAP_LINES = 8
 _MAX_WINDOW_CHARS = 6000
-# Files with a longer mean line are generated (minified code, data), useless in a prompt.
-_MAX_MEAN_LINE_CHARS = 400
 # Only the end of a long query is used: in an editor, the text before the cursor.
 _MAX_QUERY_CHARS = 16_384
 # More terms cost time and change little: rare terms dominate BM25.
 MAX_QUERY_TERMS = 32
 MAX_TOP_K = 100
-_MAX_TERM_CHARS = 64
 _WRITER_BYTES = 64_000_000  # of memory, before Tantivy writes a segment
 
-_VENDORED = {"node_modules", "bower_components", "site-packages", "__pycache__", "vendor", "venv"}
 
 Progress = Callable[[int, int], None]
 """Called with (files done, files in total) while an index is built."""
@@ -196,7 +190,7 @@ class CodeIndex:
     def _update(
         self, index: tantivy.Index, manifest: dict[str, list[int]], progress: Progress | None
     ) -> Refresh:
-        present, unreadable = _files(self._folder, self._home)
+        present, unreadable = files_of(self._folder, self._home)
         changed = sorted(p for p, stamp in present.items() if manifest.get(p) != stamp)
         gone = sorted(manifest.keys() - present.keys())
         known = {p: stamp for p, stamp in present.items() if manifest.get(p) == stamp}
@@ -211,7 +205,7 @@ class CodeIndex:
                 writer.delete_documents_by_term("path", name)
             for done, name in enumerate(changed, 1):
                 try:
-                    text = _read(self._folder / name)
+                    text = text_of(self._folder / name)
                 except OSError as exc:
                     _log.debug("%s: cannot be read: %s", name, exc)
                     unreadable += 1
@@ -259,60 +253,7 @@ def _overlap(a: Snippet, b: Snippet) -> bool:
     return a.path == b.path and second.start_line < end
 
 
-# Files
-
-
-def _files(folder: Path, store: Path) -> tuple[dict[str, list[int]], int]:
-    """Modification time and size of each file to index, by relative path; and how many failed.
-
-    Hidden files are skipped: they hold credentials (`.env`) more often than code. Symbolic links
-    are not followed: they may lead out of the folder, and their targets inside it are indexed
-    under their own paths.
-    """
-    found: dict[str, list[int]] = {}
-    unreadable = 0
-    pending = [str(folder)]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as scan:
-                entries = list(scan)
-        except OSError as exc:
-            _log.debug("cannot be listed: %s", exc)
-            unreadable += 1
-            continue
-        if any(entry.name == "pyvenv.cfg" for entry in entries):
-            continue
-        for entry in entries:
-            if entry.name.startswith(".") or entry.path == str(store):
-                continue
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in _VENDORED:
-                        pending.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    name = os.path.relpath(entry.path, folder)
-                    name.encode()  # a name that is not valid text cannot be stored
-                    facts = entry.stat(follow_symlinks=False)
-                    if facts.st_size <= MAX_FILE_BYTES:
-                        found[name.replace(os.sep, "/")] = [facts.st_mtime_ns, facts.st_size]
-            except (OSError, UnicodeEncodeError) as exc:
-                _log.debug("%r: skipped: %s", entry.path, exc)
-                unreadable += 1
-    return found, unreadable
-
-
-def _read(path: Path) -> str | None:
-    """The text of a file, None if it should be skipped. Raise `OSError` if unreadable."""
-    # Between listing and opening the file may have become a link or a pipe.
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return None
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES or b"\0" in data:
-        return None
-    if len(data) > _MAX_MEAN_LINE_CHARS * (data.count(b"\n") + 1):
-        return None
-    return data.decode("utf-8", "replace")
+# Windows
 
 
 def _documents(path: str, text: str) -> Iterator[tantivy.Document]:
@@ -345,36 +286,3 @@ def _windows(lines: list[str]) -> Iterator[tuple[int, int]]:
         if end == len(lines):
             return
         start = max(end - _OVERLAP_LINES, start + 1) if end - start == WINDOW_LINES else end
-
-
-# Terms
-
-_WORD = re.compile(r"\w+")
-_PARTS = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-# Written without spaces: Chinese, Japanese, Korean.
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+")
-
-
-def terms_of(text: str) -> list[str]:
-    """The searchable terms of code or prose, in lower case.
-
-    An identifier yields itself and its parts: `parseHTTPHeader` and `parse_http_header` share
-    `parse`, `http` and `header`. Scripts without spaces yield pairs of characters.
-    """
-    return [term for word in _WORD.findall(text) for term in _terms_of_word(word)]
-
-
-@lru_cache(maxsize=65_536)
-def _terms_of_word(word: str) -> tuple[str, ...]:
-    if not word.isascii() and _UNSPACED.search(word):
-        pairs = [
-            run[i : i + 2] for run in _UNSPACED.findall(word) for i in range(max(len(run) - 1, 1))
-        ]
-        rest = [t for w in _UNSPACED.sub(" ", word).split() for t in _terms_of_word(w)]
-        return (*pairs, *rest)
-    parts = [part for part in _PARTS.split(word) if part]
-    if len(parts) != 1:
-        parts = [word, *parts]
-    return tuple(
-        part.lower() for part in parts if 1 < len(part) <= _MAX_TERM_CHARS and part.strip("_")
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -11,6 +12,7 @@ from tree_sitter import Language, Node, Parser
 # About 60k tokens, more than a model writes in one answer. Ordinary code of this size is parsed
 # in 20-30 ms, text of another language in 150 ms.
 MAX_PARSED_CHARS = 256 * 1024
+WORD = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,7 @@ class NodeRunner:
     """Runs nodes with the deployment's code indexes and checkers."""
 
     def __init__(
-        self,
-        indexes: Mapping[str, CodeIndex],
-        checkers: Mapping[str, CheckerSpec] | None = None,
+        self, indexes: Mapping[str, CodeIndex], checkers: Mapping[str, CheckerSpec] | None = None
     ) -> None:
         self._indexes = dict(indexes)
         self._checkers = Checkers(checkers or {})

@@ -17,7 +17,7 @@ from cato.cli import app
 from cato.cli.simulation import tables
 from cato.core.commands import Dispatch
 from cato.core.errors import UnknownNameError
-from cato.lab import experiments
+from cato.lab import experiments, studies
 from cato.lab.bench import core, router_alone
 from cato.lab.bench.core import (
     ENDED,
@@ -31,10 +31,10 @@ from cato.lab.bench.core import (
     decisions,
 )
 from cato.lab.bench.simulated import Speed, simulated_tasks, simulated_turns
-from cato.lab.experiments.registry import EXPERIMENTS, experiment, held_by
-from cato.lab.studies import agents
+from cato.lab.registry import STUDIES, experiment
+from cato.lab.studies import agents_search
+from cato.lab.study import Study
 from cato.policies import schedulers
-from cato.sim.experiment import Experiment
 from cato.sim.report import Mean, Report, Sample, Target
 
 SCENARIO = """
@@ -70,16 +70,19 @@ def a_scenario(folder: Path, rate_per_s: float = 2.0) -> Path:
 # The registry
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", STUDIES)
 def test_every_registered_name_leads_to_an_experiment_of_that_name(name: str) -> None:
     assert experiment(name).name == name
 
 
 def test_every_experiment_is_registered() -> None:
-    names = {m.name for m in pkgutil.iter_modules(experiments.__path__)} - {"registry"}
-    modules = [import_module(f"{experiments.__name__}.{name}") for name in names]
-    held = [e for m in modules for e in held_by(m) if isinstance(e, Experiment)]
-    assert {e.name for e in held} == set(EXPERIMENTS)
+    held: list[Study] = []
+    for package in (experiments, studies):
+        for name in (m.name for m in pkgutil.iter_modules(package.__path__)):
+            module = import_module(f"{package.__name__}.{name}")
+            held += getattr(module, "STUDIES", ())
+            held += [module.STUDY] if hasattr(module, "STUDY") else []
+    assert {s.name for s in held} == set(STUDIES)
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
@@ -96,7 +99,7 @@ def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
 
 def test_the_list_names_every_experiment_with_its_source() -> None:
     listed = words(cato("simulate", "--list"))
-    assert all(name in listed for name in EXPERIMENTS)
+    assert all(name in listed for name in STUDIES)
     assert "SLO-Aware Scheduling" in listed
 
 
@@ -265,12 +268,12 @@ def test_agents_a_card_are_planned_from_recorded_sessions(
 ) -> None:
     """Two cards a replica; a share of 0.95 falls by a hundredth with each user above the limit."""
 
-    def sample(search: agents.Search, users: float) -> Sample:
+    def sample(search: agents_search.Search, users: float) -> Sample:
         metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 0.9}
         setting = {"profile": search.card, "users_per_card": users}
         return Sample(setting, search.arm, search.seed, metrics)
 
-    monkeypatch.setattr(agents.Search, "sample", sample)
+    monkeypatch.setattr(agents_search.Search, "sample", sample)
     out = tmp_path / "plan.json"
     result = cato(
         *("plan", "--agents", tmp_path / "trace", "--profile", "7b:2", "--seeds", 2, "--json", out)
@@ -285,13 +288,13 @@ def test_a_plan_for_agents_says_what_host_memory_buys(
 ) -> None:
     """A user more for each 250,000 tokens, beside six."""
 
-    def sample(search: agents.Search, users: float) -> Sample:
+    def sample(search: agents_search.Search, users: float) -> Sample:
         limit = 6.0 + search.profile.host_capacity_tokens / 250_000
         metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 0.9}
         setting = {"profile": search.card, "users_per_card": users}
         return Sample(setting, search.arm, search.seed, metrics)
 
-    monkeypatch.setattr(agents.Search, "sample", sample)
+    monkeypatch.setattr(agents_search.Search, "sample", sample)
     out, name = tmp_path / "plan.json", "reference-small-7b@gpu-24gb"
     result = cato(
         *("plan", "--agents", tmp_path / "trace", "--profile", name, "--seeds", 2, "--json", out)

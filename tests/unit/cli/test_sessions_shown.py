@@ -17,7 +17,8 @@ from cato.cli.explain import rendered_session
 from cato.core.receipt import Placement
 from cato.core.tenancy import Access, ApiKey
 from cato.serve.access.keys import new_key
-from cato.telemetry.recent import KEPT_SESSIONS, SHOWN_SESSIONS, WINDOW_S, RecentRuns
+from cato.telemetry.recent import RecentRuns
+from cato.telemetry.recent_sessions import KEPT_SESSIONS, SHOWN_SESSIONS, WINDOW_S
 
 FLOWS = (COMPLETION, GENERATION)
 TOOL = {"name": "Read", "input_schema": {"type": "object"}}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.config.deploy_file import load_deploy_file
-from cato.config.engines import ray_actor_options
+from cato.config.deployments import ray_actor_options
 from cato.config.paths import resolve, resolve_index
 from cato.config.problems import validate
 from cato.config.schema import EnginesArgs, IngressArgs

@@ -10,9 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from cato.cli.profile import _on_cards
 from cato.control import nvidia
-from cato.control.nvidia import VISIBLE_VARIABLE, Card, cards, held_bytes, visible
+from cato.control.nvidia import VISIBLE_VARIABLE, Card, cards, described, held_bytes, visible
 from cato.serve.staging import engine_memory_bytes
 
 CARD = Card(0, "GPU-aa", "NVIDIA H100 80GB HBM3", "580.1", 80 << 30, 1 << 30, {})
@@ -117,7 +116,7 @@ def test_a_model_on_cards_is_not_measured_by_the_memory_of_its_processes(
 def test_a_profile_says_its_card_and_no_other_engines_memory() -> None:
     used = replace(CARD, used_bytes=15_000_000_000)
     name = "NVIDIA H100 80GB HBM3, driver 580.1"
-    assert _on_cards([used], [7], 1) == f"{name}; weights, KV cache and graphs hold 15.0 GB"
-    assert _on_cards([used, OTHER], [7], 1) == name
+    assert described([used], [7], 1) == f"{name}; weights, KV cache and graphs hold 15.0 GB"
+    assert described([used, OTHER], [7], 1) == name
     known = replace(used, processes={7: 4_000_000_000})
-    assert _on_cards([known, OTHER], [7], 1).endswith("hold 4.0 GB")
+    assert described([known, OTHER], [7], 1).endswith("hold 4.0 GB")

@@ -162,7 +162,7 @@ async def test_passed_through_calls_teach_lengths_but_no_baselines(life: Alive) 
 async def test_beliefs_follow_what_comes_and_are_sent_only_when_newer(
     life: Alive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cato.control.profiler.RELEARN_S", 0.0)
+    monkeypatch.setattr("cato.control.learning.RELEARN_S", 0.0)
     async with life() as profiler:
         await seen(profiler, some_receipts(10))
         first = await newer(profiler.lengths)

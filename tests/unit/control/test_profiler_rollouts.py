@@ -14,8 +14,9 @@ from cato.control.profiler import Profiler
 from cato.core.errors import InputError
 from cato.core.ids import TaskName
 from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
-from cato.core.rollout import Phase, Rollout, RolloutRule
+from cato.core.rollout import Phase, Rollout
 from cato.core.rollout_book import PromoteRollout, RollBackRollout, StartRollout
+from cato.core.rollout_rule import RolloutRule
 from cato.serve.ingress.feedback import Feedback, Reaction
 from cato.store.errors import StoreError
 from cato.store.store import MetadataStore

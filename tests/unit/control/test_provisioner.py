@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from kits.builders import a_profile
 
 from cato.core.demand import CallKind, PoolDemand
+from cato.core.deployment_state import HISTORY_LOOKS
 from cato.core.errors import UnknownNameError
 from cato.core.fleet import PENDING_LIMIT_S, HostResources, ScaleTo, ServedDeployment
 from cato.core.ids import DeploymentName, ModelName, NodeId, PoolName, ReplicaId, TaskName
-from cato.core.provisioning import HISTORY_LOOKS, FleetOrchestrator
+from cato.core.provisioning import FleetOrchestrator
 from cato.core.scaling import Arrivals, PoolLoad, ReplicaLoad, Scale
 from cato.core.topology import (
     RAY_SERVE,

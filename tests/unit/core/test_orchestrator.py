@@ -42,7 +42,7 @@ from cato.core.policies import (
 from cato.core.pool.buffers import MAX_HEAD_START_S, replaced_by
 from cato.core.pool.leases import LEASE_GRACE_S
 from cato.core.pool.refusal import MIN_RETRY_AFTER_S
-from cato.core.pool.replicas import expected_wait_s
+from cato.core.pool.replica import expected_wait_s
 from cato.core.profile import Profile
 from cato.core.snapshot import (
     PREFIX_BLOCK_TOKENS,

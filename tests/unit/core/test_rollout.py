@@ -13,24 +13,23 @@ from hypothesis import strategies as st
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import RunId, TaskName
 from cato.core.receipt import Drawn, Excuse, SlaReceipt, TrafficArm
-from cato.core.rollout import (
-    Advance,
-    ArmCounts,
-    Phase,
-    RollBack,
-    Rollout,
-    RolloutRule,
-    Stay,
-    compared,
-    counted,
-    judged,
-)
+from cato.core.rollout import Phase, Rollout
 from cato.core.rollout_book import (
     SHOWN,
     PromoteRollout,
     RollBackRollout,
     RolloutBook,
     StartRollout,
+)
+from cato.core.rollout_rule import (
+    Advance,
+    ArmCounts,
+    RollBack,
+    RolloutRule,
+    Stay,
+    compared,
+    counted,
+    judged,
 )
 
 QUICK = RolloutRule(shadow_share=0.0, hold_s=0.0)

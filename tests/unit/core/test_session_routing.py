@@ -10,7 +10,7 @@ from kits.builders import a_replica, an_invocation
 from cato.core.decision import Admit, Defer, Hold, Route
 from cato.core.ids import PoolName
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
-from cato.lab.studies.agents import card_profile
+from cato.lab.studies.agent_fleet import card_profile
 from cato.policies.admission.working_set import WorkingSetAdmission
 from cato.policies.routing.block_cost import BlockCost
 from cato.policies.routing.foresight import ForesightRouting

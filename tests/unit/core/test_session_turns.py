@@ -18,7 +18,7 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
-from cato.lab.studies.agents import card_profile
+from cato.lab.studies.agent_fleet import card_profile
 from cato.policies.schedulers import foresight
 
 LARGE = card_profile("large")

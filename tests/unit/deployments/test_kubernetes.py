@@ -19,7 +19,7 @@ import ray
 import yaml
 
 from cato.config.deploy_file import load_deploy_file
-from cato.config.engines import ray_actor_options
+from cato.config.deployments import ray_actor_options
 from cato.core.topology import DeploymentSpec, Topology
 from cato.serve.app import DRAIN_S
 

@@ -18,9 +18,6 @@ from cato.core.length import LengthBelief
 from cato.estimators.calibration import coverage, pinball_loss, reliability
 from cato.estimators.dag_match import FROM_USER, DagHistory, SuperGraph, SuperNode
 from cato.estimators.length_bound import (
-    CompiledForest,
-    ForestLengths,
-    ForestSettings,
     GaussianLengths,
     LengthFeatures,
     LengthModel,
@@ -29,6 +26,7 @@ from cato.estimators.length_bound import (
 )
 from cato.estimators.length_features import Answer, Answers, SimilarAnswers
 from cato.estimators.length_file import FileModel, from_bytes, to_bytes
+from cato.estimators.length_forest import CompiledForest, ForestLengths, ForestSettings
 from cato.estimators.survival import quantiles_after
 from cato.estimators.usl import (
     SpeedSample,

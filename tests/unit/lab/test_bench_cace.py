@@ -12,7 +12,7 @@ from cato.core.errors import InputError, UnknownNameError
 from cato.core.slots import LoadCounts
 from cato.lab.live import cace, cace_cases, cace_report
 from cato.profiles.load import check_profiles, load_profiles
-from cato.sim import cards
+from cato.sim import card_workload, cards
 from cato.workflows.load import load_workflows
 
 METRICS = dict.fromkeys(cace_cases.METRICS, 1.0)
@@ -30,8 +30,8 @@ def test_its_deployment_has_the_models_of_the_simulator_with_all_times_scaled(
     (pool,) = topology.shared_pools
     assert pool.deployments[0].initial_replicas == cards.CARDS
     hosted = {h.model.name: h for h in pool.models}
-    assert len(hosted) == len(cards.models()) == 16
-    for facts in cards.models():
+    assert len(hosted) == len(card_workload.models()) == 16
+    for facts in card_workload.models():
         one = hosted[cace.served_name(facts.name)]  # type: ignore[index]
         assert one.load_s == pytest.approx(0.1 * facts.load_s)
         assert one.reload_s == pytest.approx(0.1 * facts.reload_s)
@@ -39,7 +39,7 @@ def test_its_deployment_has_the_models_of_the_simulator_with_all_times_scaled(
         assert one.weights_bytes == facts.weights_bytes
     profiles = load_profiles(tmp_path / "profiles")
     check_profiles(replace(topology, profiles_dir=str(tmp_path / "profiles")), profiles)
-    whole = cards.PROFILES[cards.COMPLETION]
+    whole = card_workload.PROFILES[card_workload.COMPLETION]
     assert list(load_workflows(tmp_path / "workflows")) == [cace_cases.NAME]
     fast = profiles["completion@bench"]
     assert fast.service_s(600, 25) == pytest.approx(0.1 * whole.service_s(600, 25))
@@ -96,7 +96,7 @@ def test_some_arms_can_be_chosen() -> None:
 
 
 def test_what_is_measured_is_told_in_the_seconds_of_the_experiment() -> None:
-    arrivals = cards.arrivals(cards.PATTERNS[0], 1.0, 2, cace.generator(0))
+    arrivals = card_workload.arrivals(card_workload.PATTERNS[0], 1.0, 2, cace.generator(0))
     seen = [cace.Seen(0.05, 0.1), cace.Seen(0.15, 0.2, "500: broken")]
     counts = LoadCounts(served=2, hits=1, loads=1, load_s=1.5)
     found = cace.metrics_of(arrivals, seen, counts, 0.1)

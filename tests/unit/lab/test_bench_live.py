@@ -29,11 +29,11 @@ from cato.engines.base import Endpoint, EngineRequest
 from cato.engines.simulated import SimulatedEngine
 from cato.lab.experiments import saber
 from cato.lab.experiments.common import measured
+from cato.lab.intervals import mean_interval
 from cato.lab.live import serve_llm
 from cato.lab.live.client import Ask, Seen, TaskClient
 from cato.lab.live.experiment import WARM_UP_SEED, Arm, LiveExperiment, scaled, scaled_profile
 from cato.lab.live.experiments import EXPERIMENTS, live_experiment
-from cato.lab.live.intervals import mean_interval
 from cato.lab.live.plots import pictures
 from cato.lab.live.prediction import Prediction, router_profiles, simulated
 from cato.lab.live.prompts import TOLERANCE, prompt_for, stops_for
@@ -54,7 +54,8 @@ from cato.profiles.load import check_profiles, load_profile, load_profiles
 from cato.sim import mixed
 from cato.sim.fleet import PoolSetup
 from cato.sim.tasks import Outcome, SimTask
-from cato.sim.workloads import SABER_ENGINE, SEVEN_B, TEMPO_ENGINE
+from cato.sim.tempo_workload import TEMPO_ENGINE
+from cato.sim.workloads import SABER_ENGINE, SEVEN_B
 from cato.workflows.load import load_workflows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -482,7 +483,7 @@ def test_an_openai_stream_is_timed_and_judged_at_the_client() -> None:
     assert whole.ttft_s <= whole.e2e_s
     assert cut.is_lost
     assert not cut.is_met
-    assert "no whole answer" in cut.problem
+    assert "incomplete answer" in cut.problem
 
 
 def test_ray_serve_llm_is_an_arm_where_its_packages_are() -> None:

@@ -21,14 +21,15 @@ from cato.lab.live.client import Seen, TaskClient
 from cato.lab.live.session_rounds import planned_tasks
 from cato.lab.live.traffic import SessionTraffic
 from cato.lab.live.workflows import LiveTask
-from cato.lab.studies import agents
+from cato.lab.studies import agent_fleet
 from cato.policies import schedulers
 from cato.sim.fleet import PoolSetup
-from cato.sim.sessions import TurnRules, UserPlan
+from cato.sim.playing import TurnRules
+from cato.sim.session_plans import UserPlan
 from cato.wire.endpoint import Endpoint
 
 SLOWDOWN, SEED, USERS = 0.05, 7, 3
-LARGE = replace(agents.card_profile("large").slowed(SLOWDOWN), chars_per_token=1.0)
+LARGE = replace(agent_fleet.card_profile("large").slowed(SLOWDOWN), chars_per_token=1.0)
 
 
 def a_turn(prompt: int, hit: int, **more: Any) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def test_prompts_share_as_much_text_as_the_trace_says(traffic: SessionTraffic) -
     hit = part.recorded.turns[part.first + 1].hit_tokens
     if part.recorded.turns[part.first + 1].base is None or part.first + 1 == 4:
         pytest.skip("the sub-agent's turn")
-    assert abs(shared - hit) < 2 * agents.BLOCK_TOKENS
+    assert abs(shared - hit) < 2 * agent_fleet.BLOCK_TOKENS
 
 
 def test_both_sides_play_the_same_turns(traffic: SessionTraffic) -> None:

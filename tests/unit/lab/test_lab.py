@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cato.core.errors import UnknownNameError
-from cato.lab.experiments.registry import EXPERIMENTS
-from cato.lab.registry import STUDIES, experiment, names, study
+from cato.lab.registry import STUDIES, experiment, study
 from cato.lab.studies import completions
-from cato.lab.study import Cell, as_experiment
+from cato.lab.study import Cell, Measured, Study, Trial, as_experiment, no_targets
 from cato.sim.experiment import Options, silent
-from cato.sim.report import Sample
+from cato.sim.report import Sample, summarize
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -28,13 +27,12 @@ def test_every_study_has_arms_that_exist_and_cells_of_its_own(name: str) -> None
     assert quick <= set(settings)
 
 
-def test_studies_stand_beside_the_experiments() -> None:
-    assert names() == (*EXPERIMENTS, *STUDIES)
+def test_an_unknown_name_is_answered_with_all_known_ones() -> None:
     assert experiment("completions").name == "completions"
     assert experiment("saber-rq1").name == "saber-rq1"
     with pytest.raises(UnknownNameError) as error:
         experiment("completion")
-    assert error.value.known == names()
+    assert error.value.known == tuple(STUDIES)
 
 
 def test_a_study_runs_its_arms_on_the_same_arrivals_and_repeats_itself(
@@ -53,6 +51,37 @@ def test_a_study_runs_its_arms_on_the_same_arrivals_and_repeats_itself(
     assert [t.group for t in report.targets] == [9, 9]
     with pytest.raises(UnknownNameError):
         ran.run(Options((1,), ("cato",)), silent)
+
+
+def test_what_is_not_averaged_reaches_extra_and_unseeded_arms_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(arm: str, seed: int) -> Measured:
+        return Measured({"seed": float(seed)}, f"{arm} {seed}")
+
+    chosen = Study(
+        "one",
+        "a study of one cell",
+        "this test",
+        ("ours", "other", "bound", "elsewhere"),
+        lambda options: [Trial({"load": 1.0}, measure, ("other", "bound"))],
+        no_targets,
+        lambda report, folder: [],
+        compared=("seed",),
+        means=lambda samples: summarize(s for s in samples if s.policy != "other"),
+        extra=lambda options, samples: {"kept": [s.further for s in samples]},
+        reference="ours",
+        unseeded=("bound",),
+        called="rule",
+    )
+    monkeypatch.setattr("cato.lab.registry.study", lambda name: chosen)
+    ran = as_experiment(chosen)
+    report = ran.run(Options((3, 5)), silent)
+    assert report.extra["kept"] == ["ours 3", "other 3", "bound 3", "ours 5", "other 5"]
+    assert [(m.policy, m.mean, m.n) for m in report.means] == [("ours", 4.0, 2), ("bound", 3.0, 1)]
+    assert [(d.baseline, d.n) for d in report.differences] == [("other", 2), ("bound", 1)]
+    with pytest.raises(UnknownNameError, match="no rule named 'theirs'; known: ours, other"):
+        ran.run(Options((1,), ("theirs",)), silent)
 
 
 def a_sample(policy: str, attainment: float, p95_s: float, load: float = 0.5) -> Sample:

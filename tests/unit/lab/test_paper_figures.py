@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
 from cato.core.errors import InputError
-from cato.lab.experiments import cace_figures, saber_figures, slo_sa_figures, tempo, tempo_figures
+from cato.lab.experiments import (
+    cace_figures,
+    saber_figures,
+    slo_sa_figures,
+    slo_sa_instances,
+    slo_sa_queues,
+    tempo_figures,
+    tempo_hour,
+    tempo_variants,
+)
 from cato.lab.experiments.cace_figures import ByWindow, Scene, adapted, windows_of
 from cato.lab.experiments.tempo_figures import Traffic, recorded, tasks_of
 from cato.lab.registry import study
@@ -65,8 +75,8 @@ def test_a_steeper_decay_leaves_less_gain(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_hour_is_shown_by_ten_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempo_figures, "HOUR_S", 20.0)
-    monkeypatch.setattr(tempo_figures, "WINDOW_S", 10.0)
+    monkeypatch.setattr(tempo_hour, "HOUR_S", 20.0)
+    monkeypatch.setattr(tempo_hour, "WINDOW_S", 10.0)
     chosen = as_experiment(study("tempo-fig9"))
     report = chosen.run(Options((1,), ("fcfs",)), silent)
     points = [m for m in report.means if m.metric == "gain_share" and "minutes" in m.setting]
@@ -78,8 +88,8 @@ def test_the_hour_is_shown_by_ten_minutes(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_without_graph_matching_a_call_knows_nothing_of_later_stages() -> None:
     tasks = tasks_of(Traffic(1.0, 30), 2)
     assert any(n.downstream_s > 0 for t in tasks for n in t.nodes)
-    assert all(n.downstream_s == 0 for t in tempo.without_stages(tasks) for n in t.nodes)
-    assert all(n.length is None for t in tempo.without_lengths(tasks) for n in t.nodes)
+    assert all(n.downstream_s == 0 for t in tempo_variants.without_stages(tasks) for n in t.nodes)
+    assert all(n.length is None for t in tempo_variants.without_lengths(tasks) for n in t.nodes)
 
 
 # SLO-SA
@@ -102,9 +112,9 @@ def test_a_wrong_coefficient_is_one_of_both_phases() -> None:
 
 
 def test_instances_get_about_as_many_tokens_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = slo_sa_figures.a_queue("chat-code", 40, slo_sa_figures.Random(1)).true
+    requests = slo_sa_queues.a_queue("chat-code", 40, Random(1)).true
     tokens = [0, 0, 0]
-    for r, place in zip(requests, slo_sa_figures._by_memory(requests, 3), strict=True):
+    for r, place in zip(requests, slo_sa_instances._by_memory(requests, 3), strict=True):
         tokens[place] += r.prompt_tokens + round(r.expected_tokens)
     largest = max(r.prompt_tokens + r.expected_tokens for r in requests)
     assert max(tokens) - min(tokens) <= largest

@@ -12,8 +12,9 @@ import pytest
 from cato.core.events import Event, ReplicaReported
 from cato.core.ids import PoolName
 from cato.core.slo import SloMetric
-from cato.lab.studies import matrix, robustness
-from cato.lab.studies.matrix import Scene, changed, random_scenes, rate_per_s
+from cato.lab.studies import matrix, matrix_cells, robustness
+from cato.lab.studies.matrix import Scene, random_scenes
+from cato.lab.studies.matrix_cells import changed, rate_per_s
 from cato.lab.studies.robustness import Duel, duel_of, ranked, report_of
 from cato.lab.study import as_experiment
 from cato.policies.schedulers import FORESIGHT
@@ -56,7 +57,7 @@ def test_random_cells_differ_and_repeat_by_their_seed() -> None:
 def test_load_one_is_what_full_batches_of_all_replicas_give() -> None:
     """20 steps of a batch of 16 and the prompts' time make 16 calls."""
     scene = replace(BASE, load=1.0, replicas=1, places=16)
-    engine = matrix.engine_of(scene)
+    engine = matrix_cells.engine_of(scene)
     step_s = engine.decode_step_s(16, 210)
     one = 1 / (20 * step_s / 16 + 200 * engine.prompt_token_s)
     assert rate_per_s(scene) == pytest.approx(one)
@@ -67,14 +68,14 @@ def test_load_one_is_what_full_batches_of_all_replicas_give() -> None:
 
 def test_load_one_keeps_the_pace_that_streams_are_promised() -> None:
     scene = Scene("8000/500", 1.0, 1)
-    engine = matrix.engine_of(scene)
+    engine = matrix_cells.engine_of(scene)
     batch = rate_per_s(scene) * 500 * 0.05
     assert engine.decode_step_s(round(batch), 8250) < 0.05
 
 
 def test_calls_have_the_beliefs_and_the_promises_of_their_scene() -> None:
     known = {
-        beliefs: matrix.calls(replace(BASE, beliefs=beliefs), 1)
+        beliefs: matrix_cells.calls(replace(BASE, beliefs=beliefs), 1)
         for beliefs in matrix.AXES["beliefs"]
     }
     usual = known["class"]
@@ -88,15 +89,18 @@ def test_calls_have_the_beliefs_and_the_promises_of_their_scene() -> None:
         assert half.nodes[0].expected_tokens == pytest.approx(
             task.nodes[0].expected_tokens / 2, abs=1
         )
-        assert (none.nodes[0].length, none.nodes[0].expected_tokens) == (None, matrix.PRIOR_TOKENS)
-    assert {t.target_s for t in matrix.calls(replace(BASE, sla="x 3"), 1)} == {3 * 0.3}
-    promised = [t.target_s < inf for t in matrix.calls(replace(BASE, sla="half without"), 1)]
+        assert (none.nodes[0].length, none.nodes[0].expected_tokens) == (
+            None,
+            matrix_cells.PRIOR_TOKENS,
+        )
+    assert {t.target_s for t in matrix_cells.calls(replace(BASE, sla="x 3"), 1)} == {3 * 0.3}
+    promised = [t.target_s < inf for t in matrix_cells.calls(replace(BASE, sla="half without"), 1)]
     assert 0.4 < fmean(promised) < 0.6
 
 
 def test_what_is_changed_of_a_task_does_not_depend_on_when_it_begins() -> None:
     scene = replace(BASE, beliefs="+-30 %", sla="half without")
-    task = matrix.calls(BASE, 1)[0]
+    task = matrix_cells.calls(BASE, 1)[0]
     later = replace(task, arrived_at_s=task.arrived_at_s + 100.0)
     assert changed(scene, 1, later) == replace(
         changed(scene, 1, task), arrived_at_s=later.arrived_at_s
@@ -109,14 +113,14 @@ def test_the_router_is_told_profiles_that_are_wrong_and_the_engine_keeps_the_tru
     def record(pool: PoolName, event: Event) -> None:
         told.append(event)
 
-    cell = matrix.cell_of(replace(BASE, slowness=2.0, delays="live", places=16), None)
+    cell = matrix_cells.cell_of(replace(BASE, slowness=2.0, delays="live", places=16), None)
     fleet = Fleet([cell.with_policies("edf-bounded")], record)
     (report, *_) = told
     assert isinstance(report, ReplicaReported)
-    engine = matrix.engine_of(BASE)
+    engine = matrix_cells.engine_of(BASE)
     assert report.profile == engine.slowed(2.0)
     assert report.max_running == 16
-    for host in fleet.pools[matrix.POOL].replicas.values():
+    for host in fleet.pools[matrix_cells.POOL].replicas.values():
         assert host.engine.profile == engine
 
 
@@ -174,12 +178,12 @@ def test_the_study_compares_on_seeds_that_did_not_choose(monkeypatch: pytest.Mon
 
 
 def test_a_small_cell_runs_and_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "LEAST_CALLS", 60)
-    monkeypatch.setattr(matrix, "CALLS_A_REPLICA", 15)
+    monkeypatch.setattr(matrix_cells, "LEAST_CALLS", 60)
+    monkeypatch.setattr(matrix_cells, "CALLS_A_REPLICA", 15)
     monkeypatch.setattr(matrix, "axis_scenes", lambda has_sessions: [BASE])
     options = Options((1,), ("foresight", "edf-bounded", "power-of-two"), quick=True)
     study = as_experiment(robustness.STUDY)
     report = study.run(options, silent)
     assert report.to_json() == study.run(options, silent).to_json()
     assert report.mean("slo_attainment", FORESIGHT, seeds="fresh").mean > 0.95
-    assert matrix.TRAFFIC["64/20"][0].metric is SloMetric.TTFT
+    assert matrix_cells.TRAFFIC["64/20"][0].metric is SloMetric.TTFT

@@ -16,7 +16,7 @@ from cato.core.errors import UnknownNameError
 from cato.core.policies import RoutingPolicy, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.core.topology import PoolPolicies
-from cato.policies.admission.saber import SaberAdmission
+from cato.policies.admission.saber import SaberAdmission, speed_model
 from cato.policies.admission.static_cap import StaticCap
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -36,7 +36,6 @@ from cato.policies.registry import (
 from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.power_of_two import PowerOfTwo
 from cato.policies.routing.round_robin import RoundRobin
-from cato.policies.schedulers import speed_model
 from cato.policies.slack import FEASIBLE, LATE, TIGHT, slack_class
 
 # The cost of an invocation is the prefill alone: remaining = prefill_s + downstream_s.

@@ -9,10 +9,12 @@ import pytest
 from ingress_kit import COMPLETION, a_fast_pool, an_access, running
 from store_kit import a_receipt, an_execution, facts
 
-from cato.control.profiler import KEPT_REACTIONS, Profiler
+from cato.control.profiler import Profiler
+from cato.control.reactions import KEPT_REACTIONS
 from cato.core.errors import QuotaError
 from cato.core.tenancy import Access, ApiKey
-from cato.serve.access.control import AccessControl, Caller
+from cato.serve.access.caller import Caller
+from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
 from cato.serve.access.limits import BURST_S, EventLimits
 from cato.serve.ingress.feedback import Feedback, Reaction

@@ -13,7 +13,8 @@ from test_keys import a_key, bearer
 
 from cato.core.errors import QuotaError
 from cato.core.tenancy import Access, ApiKey, Tenant
-from cato.serve.access.control import AccessControl, Caller
+from cato.serve.access.caller import Caller
+from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
 from cato.serve.access.limits import BURST_S, TenantLimits, TokenBucket, until_next_month_s
 

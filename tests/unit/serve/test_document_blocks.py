@@ -16,7 +16,7 @@ import yaml
 
 from cato.config.deploy_file import deploy_file_of
 from cato.config.engines import EngineArgs
-from cato.config.pools import SharedPoolArgs
+from cato.config.shared_pools import SharedPoolArgs
 from cato.telemetry.tracing import from_environment
 
 ROOT = Path(__file__).resolve().parents[3]

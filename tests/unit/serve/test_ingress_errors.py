@@ -50,10 +50,10 @@ from cato.core.ids import PoolName, ReplicaId
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import Access, ApiKey, Tenant
 from cato.lab.chaos.local_pools import LocalPools, LocalRecords
-from cato.serve.access.control import Caller
+from cato.serve.access.caller import Caller
 from cato.serve.access.keys import digest_of
 from cato.serve.ingress.app import create_app
-from cato.serve.ingress.errors import failure_of_error
+from cato.serve.ingress.failures import failure_of_error
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
 

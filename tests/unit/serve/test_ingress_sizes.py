@@ -16,7 +16,7 @@ from starlette.types import Message
 from cato.core.errors import InputError
 from cato.serve.ingress import body as bodies
 from cato.serve.ingress.body import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, read_object
-from cato.serve.ingress.errors import failure_of_run
+from cato.serve.ingress.failures import failure_of_run
 from cato.workflows.work import MAX_OUTPUT_CHARS
 
 CHAT = {"model": "fast", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}

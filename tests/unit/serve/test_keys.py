@@ -31,7 +31,8 @@ from cato.core.errors import AccessError
 from cato.core.ids import ModelName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
 from cato.core.topology import AdapterSpec
-from cato.serve.access.control import AccessControl, KeyRule, is_own
+from cato.serve.access.addresses import is_own
+from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.keys import digest_of, is_secret_of, new_key, parts
 from cato.store.store import MetadataStore
 

@@ -14,7 +14,8 @@ from nodes_kit import Broken, Fixed
 from cato.core.errors import NodeError
 from cato.core.workflow import AnalyzeSettings
 from cato.serve.nodes import analyze
-from cato.serve.nodes.analyze import MAX_CHUNK_CHARS, MAX_IDENTIFIERS
+from cato.serve.nodes.analyze import MAX_IDENTIFIERS
+from cato.serve.nodes.chunks import MAX_CHUNK_CHARS
 from cato.serve.nodes.languages import LANGUAGES, MAX_PARSED_CHARS
 
 

@@ -14,7 +14,8 @@ from nodes_kit import Broken, Fixed
 from cato.core.errors import ConfigError, NodeError
 from cato.core.workflow import RetrieveSettings
 from cato.serve.nodes import CodeIndex, Refresh, retrieve
-from cato.serve.nodes.code_index import MAX_FILE_BYTES, WINDOW_LINES, terms_of
+from cato.serve.nodes.code_files import MAX_FILE_BYTES
+from cato.serve.nodes.code_index import WINDOW_LINES
 
 PARSER = '''def parse_http_header(line):
     """Split one header line."""
@@ -54,13 +55,6 @@ def test_code_finds_the_same_words_in_another_spelling(tmp_path: Path, store: Pa
     assert paths(index, "parseHTTPHeader(x)") == ["parser.py"]
     assert paths(index, "bounded_queue") == ["queue.py"]
     assert paths(index, "BOUNDEDQUEUE") == ["queue.py"]
-
-
-def test_splits_identifiers_into_terms() -> None:
-    assert terms_of("parseHTTPHeader") == ["parsehttpheader", "parse", "http", "header"]
-    assert terms_of("__init_subclass__") == ["__init_subclass__", "init", "subclass"]
-    assert terms_of("x + y1 == 'straße'") == ["y1", "straße"]
-    assert terms_of("解析请求 header") == ["解析", "析请", "请求", "header"]
 
 
 def test_long_files_give_windows_and_overlapping_ones_count_once(

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from cato.cli import app as cli
 from cato.cli import serve as serve_command
+from cato.cli.greeting import steps_of_engines
 from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import AccessError, ConfigError
 from cato.core.profile import UNMEASURED
@@ -59,7 +60,7 @@ def a_file(folder: Path, **changes: Any) -> Path:
 def test_the_steps_of_real_engines_are_told() -> None:
     def told(name: str) -> list[str]:
         deploy = load_deploy_file(ROOT / "deployments" / name)
-        return serve_command.steps_of_engines(deploy.topology)
+        return steps_of_engines(deploy.topology)
 
     assert told("nvidia.yaml") == [
         "fast-gpu: steps of 2048 tokens, 256 of one prompt beside other calls",

@@ -36,14 +36,8 @@ from cato.serve.access.keys import new_key
 from cato.serve.ui.routes import HERE
 from cato.telemetry.decisions import MAX_RULES, OTHER, Decided, DecisionBook, rule_of, slack_now
 from cato.telemetry.overview import FleetState, overview
-from cato.telemetry.recent import (
-    BIN_S,
-    LATELY_S,
-    SHOWN_RUNS,
-    WINDOW_S,
-    RecentOverview,
-    RecentRuns,
-)
+from cato.telemetry.recent import BIN_S, LATELY_S, SHOWN_RUNS, RecentOverview, RecentRuns
+from cato.telemetry.recent_sessions import WINDOW_S
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
 STATE = "/ui/state"

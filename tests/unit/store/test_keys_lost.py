@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from cato.cli import app as cli
 from cato.config.places import RUN_DIR_VARIABLE, STATE_VARIABLE, run_dir
-from cato.control import profiler as profiler_module
+from cato.control import access_book
 from cato.control.profiler import Profiler
 from cato.core.errors import AccessError, ConfigError
 from cato.core.tenancy import Access, KeyHistory
@@ -103,7 +103,7 @@ async def test_after_a_restart_without_its_store_nobody_is_served_without_a_key(
 async def test_a_running_deployment_whose_files_are_all_lost_stays_closed(
     store: Path, state: Path, lost: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler_module, "ACCESS_AGE_S", 0.0)
+    monkeypatch.setattr(access_book, "ACCESS_AGE_S", 0.0)
     make_key(store)
     profiler, control = Profiler(store), AccessControl()
     control.learn(await profiler.access())
@@ -112,7 +112,7 @@ async def test_a_running_deployment_whose_files_are_all_lost_stays_closed(
     shutil.rmtree(state)
     # Opened again, as the writer does when it sees the loss.
     profiler._writer.close()
-    profiler._writer = Profiler(store)._writer
+    profiler._writer = profiler._access._writer = Profiler(store)._writer
     access = await profiler.access()
     assert access == Access(history=KeyHistory.KEYED)
     control.learn(access)

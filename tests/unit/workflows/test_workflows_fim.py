@@ -6,16 +6,8 @@ from hypothesis import strategies as st
 
 from cato.core.errors import UnknownNameError
 from cato.lab.demo_model.fim_samples import FimSample
-from cato.workflows.fim import (
-    FAMILIES,
-    LEFT_OUT,
-    family_of,
-    fit_fim,
-    fit_prompt,
-    parse_fim,
-    render_fim,
-    stop_strings,
-)
+from cato.workflows.fim import LEFT_OUT, fit_fim, fit_prompt, parse_fim, render_fim
+from cato.workflows.fim_families import FAMILIES, family_of, stop_strings
 
 TEXT = st.text(alphabet="ab\n", max_size=60)
 

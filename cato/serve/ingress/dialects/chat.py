@@ -24,7 +24,8 @@ from starlette.responses import Response
 from cato.serve.ingress import document
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import flag, read_object, sub_object
-from cato.serve.ingress.chats import ChatRequest, read_chat, start_model, start_task, target_of
+from cato.serve.ingress.chat_request import ChatRequest, read_chat
+from cato.serve.ingress.chats import start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.hints import TIERS
 from cato.serve.ingress.naming import with_model

@@ -39,7 +39,8 @@ from cato.serve.prompts import fim_stops
 from cato.serve.service import PRIOR_OUTPUT_TOKENS, ModelCall
 from cato.wire.completions import CompletionsWriter
 from cato.wire.endpoint import Endpoint
-from cato.workflows.fim import fim_family, parse_fim, render_fim
+from cato.workflows.fim import parse_fim, render_fim
+from cato.workflows.fim_families import fim_family
 
 
 def routes(ingress: Ingress) -> APIRouter:

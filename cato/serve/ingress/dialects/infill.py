@@ -27,8 +27,8 @@ from cato.serve.ingress.body import (
     whole_number,
 )
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.exchange import STREAM_HEADERS
+from cato.serve.ingress.failures import Failure
 from cato.serve.ingress.fill import Fill, objective_of, start_fill
 from cato.serve.ingress.hints import PATIENCE
 from cato.serve.ingress.jsons import JsonAnswer, sse

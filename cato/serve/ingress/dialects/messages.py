@@ -16,13 +16,8 @@ from cato.serve.ingress import document
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import read_object
 from cato.serve.ingress.calls import whole_call
-from cato.serve.ingress.chats import (
-    read_chat,
-    session_of_chat,
-    start_model,
-    start_task,
-    target_of,
-)
+from cato.serve.ingress.chat_request import read_chat
+from cato.serve.ingress.chats import session_of_chat, start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.naming import Target, model_of_task, with_model
 from cato.serve.ingress.relay import relay_typed

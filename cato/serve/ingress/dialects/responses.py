@@ -17,7 +17,8 @@ from cato.core.errors import InputError
 from cato.serve.ingress import document
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import read_object
-from cato.serve.ingress.chats import ChatRequest, read_chat, start_model, start_task, target_of
+from cato.serve.ingress.chat_request import ChatRequest, read_chat
+from cato.serve.ingress.chats import start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.dialects.chat import with_known_roles
 from cato.serve.ingress.hints import TIERS
@@ -58,12 +59,7 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
     passed = {**chat.body, "input": with_known_roles(chat.body["input"]), "store": False}
     task = await start_model(ingress, request, target, replace(chat, body=passed))
     return await relay_typed(
-        ingress,
-        request,
-        task,
-        form,
-        is_streamed=chat.is_streamed,
-        last_event="response.completed",
+        ingress, request, task, form, is_streamed=chat.is_streamed, last_event="response.completed"
     )
 
 

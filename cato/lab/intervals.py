@@ -1,4 +1,4 @@
-"""Percentiles, and confidence intervals of differences between arms measured in turns. Pure."""
+"""Percentiles and means of arms measured in turns, with 95 % confidence intervals. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A percentile of one arm minus that of another, with its 95 % interval."""
+class Interval:
+    """A measured value, usually of one arm minus another, with its 95 % interval."""
 
     value: float
     low: float
@@ -48,8 +48,8 @@ def summary(rounds: Rounds) -> Summary:
 
 def paired_difference(
     arm: Rounds, baseline: Rounds, *, percentile: float = 50.0, seed: int = 0
-) -> Difference:
-    """Difference of a percentile, `arm` minus `baseline`.
+) -> Interval:
+    """Interval of a percentile, `arm` minus `baseline`.
 
     A two-stage bootstrap: rounds are drawn with replacement, the same for both arms, because
     a disturbance affects both arms of a round; then requests within each drawn round. A single
@@ -66,10 +66,48 @@ def paired_difference(
         differences[i : i + BATCH] = np.percentile(
             _redrawn(ours, chosen, draw), percentile, axis=1
         ) - np.percentile(_redrawn(theirs, chosen, draw), percentile, axis=1)
-    tail = 100 * (1 - LEVEL) / 2
-    low, high = np.percentile(differences, (tail, 100 - tail))
     value = np.percentile(ours, percentile) - np.percentile(theirs, percentile)
-    return Difference(float(value), float(low), float(high))
+    return _interval(float(value), differences)
+
+
+def mean_interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> Interval:
+    """The mean of all values, with its 95 % interval.
+
+    A two-stage bootstrap: rounds are drawn with replacement, then values within each, because the
+    tasks of a round share its arrivals. A single round gives only the spread of its tasks, which is
+    too narrow, because queueing tasks are correlated. For two arms pass the differences by task.
+    Raise ValueError for a round without values, or no rounds.
+    """
+    if not rounds or not all(len(r) for r in rounds):
+        raise ValueError("every round needs at least one value")
+    draw = np.random.default_rng(seed)
+    if len({len(r) for r in rounds}) > 1:
+        return _of_unequal([np.array(r, dtype=np.float64) for r in rounds], draw)
+    values = np.array(rounds, dtype=np.float64)
+    n, size = values.shape
+    means = np.empty(RESAMPLES)
+    for i in range(0, RESAMPLES, BATCH):
+        chosen = draw.integers(n, size=(BATCH, n))
+        places = draw.integers(size, size=(BATCH, n, size))
+        means[i : i + BATCH] = values[chosen[:, :, None], places].mean(axis=(1, 2))
+    return _interval(float(values.mean()), means)
+
+
+def _of_unequal(rounds: Sequence[NDArray[np.float64]], draw: np.random.Generator) -> Interval:
+    """The same for rounds of different sizes."""
+    means = np.empty(RESAMPLES)
+    for i in range(RESAMPLES):
+        chosen = [rounds[k] for k in draw.integers(len(rounds), size=len(rounds))]
+        again = [r[draw.integers(len(r), size=len(r))] for r in chosen]
+        means[i] = np.concatenate(again).mean()
+    return _interval(float(np.concatenate(rounds).mean()), means)
+
+
+def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:
+    """`value` with the interval of its bootstrap."""
+    tail = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile(resampled, (tail, 100 - tail))
+    return Interval(value, float(low), float(high))
 
 
 _Array = NDArray[np.float64]

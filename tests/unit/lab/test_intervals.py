@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cato.lab.bench.stats import paired_difference, summary
+from cato.lab.intervals import paired_difference, summary
 
 finite = st.floats(0, 1e3, allow_nan=False)
 rounds_of_one_size = st.integers(1, 4).flatmap(

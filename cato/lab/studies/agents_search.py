@@ -1,0 +1,149 @@
+"""The most users whose turns are in time.
+
+The number of users is changed until 95 % of the turns are in time with one number and not with a
+larger one; the answer is interpolated between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isnan, nan
+from pathlib import Path
+
+from cato.core.profile import Profile
+from cato.lab.studies.agent_fleet import REPLICAS, REPORTED, STOCK, STOCK_CARDS, Engine, cell_of
+from cato.sim.report import Sample, mean_and_stderr
+
+# The search grows or shrinks the number of users by this factor until two numbers bracket the
+# answer, then narrows them down to this distance. `MOST_USERS` per accelerator is the limit.
+GROWTH, CLOSE_USERS, QUICK_CLOSE_USERS, MOST_USERS = 1.3, 0.5, 1.0, 64.0
+ENOUGH = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Finds the most users per accelerator with `goal` of the turns in time, within `close`."""
+
+    trace: Path
+    card: str
+    profile: Profile
+    arm: str
+    seed: int
+    close: float = CLOSE_USERS
+    goal: float = ENOUGH
+    part: str = REPORTED
+    has_host_memory: bool = False
+    first_users: float = STOCK_CARDS["large"].users
+    engine: Engine = STOCK
+
+    def sample(self, users: float) -> Sample:
+        host = self.has_host_memory
+        cell = cell_of(self.card, self.profile, users, self.trace, host, self.part, self.engine)
+        return cell.sample(self.arm, self.seed)
+
+
+def searched(search: Search) -> list[Sample]:
+    """All numbers of users that were run, as integers for the whole fleet."""
+    tried: dict[float, Sample] = {}
+
+    def is_enough(users: float) -> bool:
+        if users not in tried:
+            tried[users] = search.sample(users)
+        return tried[users].metrics["in_time"] >= search.goal
+
+    users = search.first_users
+    is_growing = is_enough(users)
+    enough, too_many = (users, nan) if is_growing else (nan, users)
+    while 1 / REPLICAS < users < MOST_USERS:
+        step = max(1, round(users * REPLICAS * (GROWTH - 1))) / REPLICAS
+        users = users + step if is_growing else users - step
+        if is_enough(users):
+            enough = users
+        else:
+            too_many = users
+        if enough < too_many:
+            break
+    while too_many - enough > search.close:
+        middle = round((enough + too_many) / 2 * REPLICAS) / REPLICAS
+        if not enough < middle < too_many:
+            break
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_many = middle
+    return list(tried.values())
+
+
+def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sample]:
+    """Users per accelerator with 95 % of turns in time, interpolated between two numbers that were
+    run, and the turn rate there.
+
+    None when all runs are above, or all below, that.
+    """
+    curves: dict[tuple[str, str, int], list[tuple[float, float, float]]] = {}
+    for s in samples:
+        key = (str(s.setting["profile"]), s.policy, s.seed)
+        users = float(s.setting["users_per_card"])
+        point = (users, s.metrics["in_time"], s.metrics["turn_rate"])
+        curves.setdefault(key, []).append(point)
+    found = []
+    for (card, arm, seed), points in curves.items():
+        points.sort()
+        crossed = rate = nan
+        for (fewer, before, rate_before), (more, after, rate_after) in pairwise(points):
+            if before >= goal > after:
+                part = (before - goal) / (before - after)
+                crossed = fewer + (more - fewer) * part
+                rate = rate_before + (rate_after - rate_before) * part
+                break
+        metrics = {"users_in_time": crossed, "turn_rate_there": rate}
+        found.append(Sample({"profile": card}, arm, seed, metrics))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Users that an accelerator serves, over the seeds; nan where the search found no number.
+
+    `tried`: users per accelerator, and the fraction of their turns in time.
+    """
+
+    users_per_card: float
+    stderr: float
+    turn_rate: float
+    tried: tuple[tuple[float, float], ...]
+    goal: float
+
+    @property
+    def is_none(self) -> bool:
+        """Even the fewest users are not in time."""
+        return isnan(self.users_per_card) and self.tried[0][1] < self.goal
+
+    @property
+    def words(self) -> str:
+        if not isnan(self.users_per_card):
+            error = "" if isnan(self.stderr) else f" ± {self.stderr:.1f}"
+            return f"{self.users_per_card:.1f}{error}"
+        fewest, most = self.tried[0][0], self.tried[-1][0]
+        return f"fewer than {fewest:g}" if self.is_none else f"more than {most:g}"
+
+    @property
+    def tried_words(self) -> str:
+        return ", ".join(f"{users:g}: {100 * share:.0f} %" for users, share in self.tried)
+
+
+def answer_of(samples: Sequence[Sample], goal: float, cards: int) -> Answer:
+    """From the searches of one profile, whose replicas take `cards` accelerators each."""
+    found = [
+        s.metrics for s in users_in_time(samples, goal) if not isnan(s.metrics["users_in_time"])
+    ]
+    users, stderr = mean_and_stderr([m["users_in_time"] / cards for m in found])
+    tried: dict[float, list[float]] = {}
+    for s in samples:
+        users_per_card = float(s.setting["users_per_card"]) / cards
+        tried.setdefault(users_per_card, []).append(s.metrics["in_time"])
+    shares = tuple((n, mean_and_stderr(tried[n])[0]) for n in sorted(tried))
+    rate, _ = mean_and_stderr([m["turn_rate_there"] for m in found])
+    return Answer(users, stderr, rate, shares, goal)

@@ -1,0 +1,124 @@
+"""Runs of a scenario on its fleet: with its scheduler, and with that of plain Ray Serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from cato.core.errors import UnknownNameError
+from cato.core.topology import RAY_SERVE
+from cato.policies import schedulers
+from cato.sim import plots
+from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.metrics import metrics_of
+from cato.sim.report import Report, Sample, compare, summarize
+from cato.sim.scenario import Scenario, ScenarioPool
+from cato.sim.scenario_tasks import tasks_of
+from cato.sim.tasks import Outcome, SimTask, task_metrics
+
+SCHEDULERS = schedulers.OF_PROFILE
+BASELINE = RAY_SERVE
+"""The scheduler to compare with: the rule of plain Ray Serve."""
+
+EVERY_TASK = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: metrics of all tasks and the fleet, and of the tasks of each class."""
+
+    metrics: Mapping[str, float]
+    by_class: Mapping[str, Mapping[str, float]]
+
+
+def run_once(scenario: Scenario, scheduler: str, tasks: Sequence[SimTask]) -> Run:
+    """`tasks` on the scenario's fleet; raise `UnknownNameError` for an unknown scheduler."""
+    if scheduler not in SCHEDULERS:
+        raise UnknownNameError("scheduler", scheduler, tuple(SCHEDULERS))
+    fleet = Fleet([_setup(p, scheduler) for p in scenario.pools])
+    for pool in scenario.pools:
+        if pool.cold_start_s > 0:
+            for _ in range(pool.replicas):
+                fleet.pools[pool.name].start_replica(pool.profile)
+    outcomes = fleet.run(tasks)
+    by_class: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_class.setdefault(outcome.task.name, []).append(outcome)
+    classes = {name: task_metrics(by_class[name]) for name in sorted(by_class)}
+    return Run(metrics_of(fleet, outcomes), classes)
+
+
+def _setup(pool: ScenarioPool, scheduler: str) -> PoolSetup:
+    places = pool.max_running or pool.profile.max_running
+    return PoolSetup(
+        pool.name,
+        () if pool.cold_start_s > 0 else (pool.profile,) * pool.replicas,
+        SCHEDULERS[scheduler](pool.profile, places),
+        pool.max_running,
+        pool.chunk_tokens,
+        cold_start_s=pool.cold_start_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    scenario: Scenario
+    scheduler: str
+    seed: int
+
+
+def _samples(job: _Job) -> list[Sample]:
+    run = run_once(job.scenario, job.scheduler, tasks_of(job.scenario, job.seed))
+    groups = {EVERY_TASK: run.metrics, **run.by_class}
+    return [Sample({"task": k}, job.scheduler, job.seed, m) for k, m in groups.items()]
+
+
+def as_experiment(scenario: Scenario) -> Experiment:
+    """`scenario` as `cato simulate` runs it: with its scheduler and with `BASELINE`."""
+
+    def run(options: Options, progress: Progress) -> Report:
+        names = options.policies or tuple(dict.fromkeys((scenario.scheduler, BASELINE)))
+        for name in names:
+            if name not in SCHEDULERS:
+                raise UnknownNameError("scheduler", name, tuple(SCHEDULERS))
+        jobs = [_Job(scenario, name, seed) for seed in options.seeds for name in names]
+        samples = [s for part in run_all(_samples, jobs, progress, options.jobs) for s in part]
+        metrics = ("slo_attainment", "goodput_per_s", "ttft_s_mean", "e2e_s_p95")
+        return Report(
+            scenario.name, options.seeds, summarize(samples), compare(samples, names[0], metrics)
+        )
+
+    def plot(report: Report, folder: Path) -> tuple[Path, ...]:
+        return (plots.save(_bars(report), folder, scenario.name),)
+
+    title = f"{len(scenario.pools)} pools, {sum(p.replicas for p in scenario.pools)} replicas"
+    return Experiment(scenario.name, title, "a scenario file", run, plot)
+
+
+def _bars(report: Report) -> Figure:
+    """SLO attainment by class of tasks, one bar per scheduler."""
+    fig, (axes,) = plots.figure()
+    means = [m for m in report.means if m.metric == "slo_attainment"]
+    groups = list(dict.fromkeys(str(m.setting["task"]) for m in means))
+    policies = list(dict.fromkeys(m.policy for m in means))
+    width = 0.8 / len(policies)
+    for i, policy in enumerate(policies):
+        mine = {str(m.setting["task"]): m for m in means if m.policy == policy}
+        present = [g for g in groups if g in mine]
+        axes.bar(
+            [groups.index(g) + (i - (len(policies) - 1) / 2) * width for g in present],
+            [100 * mine[g].mean for g in present],
+            width,
+            yerr=[196 * mine[g].stderr for g in present],
+            label=policy,
+            capsize=2,
+        )
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel("SLO attainment [%]")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend()
+    return fig

@@ -42,8 +42,14 @@ TRANSPORT = {
     "RAY_AUTH_MODE": "token",
 }
 # Ray's GCS stores events of every actor call and would grow by megabytes a minute. Without them
-# `ray list tasks`, `ray timeline` and the dashboard's task page are empty.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
+# `ray list tasks`, `ray timeline` and the dashboard's task page are empty. A raylet that collects
+# Ray's own metrics grows by megabytes an hour; CATO's metrics need none of them.
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+}
 # Ray starts its workers at nice 15, which puts ingress, routers and engines behind other processes.
 EAGER = {"RAY_worker_niceness": "0"}
 # A replica that failed to start twice fails again. Serve's default is three tries, each as long as

@@ -1,13 +1,12 @@
 """Session memory of an ingress: counts and hashes only the new part of each turn's prompt.
 
-For each session's latest prompt it keeps a digest per section, estimated tokens, block hashes, and
+For each session's latest prompt it keeps a hash per section, estimated tokens, block hashes, and
 the ratio of the engine's count to the estimate. It keeps no text. All of it is a cache: an ingress
 that has not seen a session reads the whole prompt.
 """
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -62,25 +61,25 @@ class Reading:
 
 @dataclass(slots=True)
 class _Session:
-    """The latest prompt: per section its digest, and characters and tokens up to its end.
+    """The latest prompt: per section its hash in this process; characters and tokens up to its end.
 
-    `counted` maps section digests to their share of the engine's count. It includes sections of
+    `counted` maps section hashes to their share of the engine's count. It includes sections of
     earlier prompts: files move within prompts, and side calls do not disturb the main loop's.
     `growth` is the ratio of the engine's count to the estimate for the text that turns add.
     """
 
     hashing: Hashing
-    counted: dict[bytes, float] = field(default_factory=dict)
+    counted: dict[int, float] = field(default_factory=dict)
     growth: float | None = None
-    digests: list[bytes] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
     chars: list[int] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
     blocks: array[int] = field(default_factory=lambda: array("Q"))
 
-    def raw(self) -> Iterator[tuple[bytes, float]]:
-        """Each section's digest and token estimate."""
+    def raw(self) -> Iterator[tuple[int, float]]:
+        """Each section's hash and token estimate."""
         ends = zip(self.tokens, (0.0, *self.tokens), strict=False)
-        return zip(self.digests, (end - begin for end, begin in ends), strict=True)
+        return zip(self.hashes, (end - begin for end, begin in ends), strict=True)
 
 
 class SessionMemory:
@@ -112,15 +111,15 @@ class SessionMemory:
             known = _Session(hashing)
             self._keep(session, known)
         self._sessions.move_to_end(session)
-        digests = [_digest(section) for section in sections]
-        same = _common(digests, known.digests)
-        shared = _extend(known, digests, sections, same)
+        hashes = [hash(section) for section in sections]
+        same = _common(hashes, known.hashes)
+        shared = _extend(known, hashes, sections, same)
         raw_tokens = known.tokens[-1] if known.tokens else 0.0
         whole = self._ratios.get(kind) or scale
         growth = (known.growth if known.counted else None) or whole
         counted_tokens = uncounted_raw_tokens = new_tokens = 0.0
-        for i, (digest, raw) in enumerate(known.raw()):
-            counted = known.counted.get(digest)
+        for i, (hash_, raw) in enumerate(known.raw()):
+            counted = known.counted.get(hash_)
             if counted is None:
                 uncounted_raw_tokens += raw
             else:
@@ -179,21 +178,21 @@ def _within(growth: float) -> float:
 def _share(known: _Session, growth: float, prompt_tokens: int) -> None:
     """Split the engine's count over the sections, by their earlier counts or estimates."""
     shares = {d: known.counted.get(d, raw * growth) for d, raw in known.raw()}
-    whole = sum(shares[digest] for digest in known.digests)
-    known.counted |= {digest: share * prompt_tokens / whole for digest, share in shares.items()}
+    whole = sum(shares[hash_] for hash_ in known.hashes)
+    known.counted |= {hash_: share * prompt_tokens / whole for hash_, share in shares.items()}
     if len(known.counted) > 2 * len(shares) + SPARE_SECTIONS:
-        known.counted = {digest: known.counted[digest] for digest in shares}
+        known.counted = {hash_: known.counted[hash_] for hash_ in shares}
 
 
-def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:
+def _common(hashes: Sequence[int], known: Sequence[int]) -> int:
     """How many leading sections are unchanged."""
     same = 0
-    while same < min(len(digests), len(known)) and digests[same] == known[same]:
+    while same < min(len(hashes), len(known)) and hashes[same] == known[same]:
         same += 1
     return same
 
 
-def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same: int) -> int:
+def _extend(known: _Session, hashes: list[int], sections: Sequence[str], same: int) -> int:
     """Make `known` the prompt of `sections`, whose first `same` are unchanged; return the number
     of unchanged blocks."""
     fresh = sections[same:]
@@ -201,10 +200,16 @@ def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same
     tokens = known.tokens[same - 1] if same else 0.0
     size = known.hashing.block_chars
     kept = min(len(known.blocks), chars // size)
+    # The text after the last kept block may begin inside an unchanged section.
+    first = same
+    while first and known.chars[first - 1] > kept * size:
+        first -= 1
+    begin = known.chars[first - 1] if first else 0
+    text = "\n".join(sections[first:])
     fresh_chars = sum(map(len, fresh))
     density = 0.0
     if fresh_chars > SAMPLED_CHARS:  # one estimate for all: long texts are sampled
-        density = estimated_tokens("\n".join(fresh)) / fresh_chars
+        density = estimated_tokens(text[chars - begin :]) / fresh_chars
     del known.chars[same:], known.tokens[same:], known.blocks[kept:]
     for section in fresh:
         chars += len(section) + 1  # the line break that follows
@@ -212,19 +217,8 @@ def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same
         tokens += estimate + SECTION_TOKENS
         known.chars.append(chars)
         known.tokens.append(tokens)
-    known.digests = digests
-
-    # The text after the last kept block may begin inside an unchanged section.
-    first = same
-    while first and known.chars[first - 1] > kept * size:
-        first -= 1
-    start = kept * size - (known.chars[first - 1] if first else 0)
-    rest = "\n".join(sections[first:])[start:]
+    known.hashes = hashes
+    rest = text[kept * size - begin :]
     model, salt = known.hashing.model, known.hashing.salt
     known.blocks.extend(chain(rest, size, model, salt, known.blocks[-1:]))
     return kept
-
-
-def _digest(section: str) -> bytes:
-    # With SHA instructions, as in all servers' processors, twice as fast as BLAKE2.
-    return hashlib.sha256(section.encode("utf-8", "replace")).digest()

@@ -23,7 +23,7 @@ def as_text(value: object) -> str:
 
 def objects(value: object, field: str) -> list[Block]:
     """A list of objects; raise `InputError` for anything else."""
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InputError(f"{field} must be a list of objects", field)
     return value
 
@@ -41,7 +41,7 @@ def parts_of(content: object, field: str, part_of: Callable[[Block], Iterable[Pa
                 match block:
                     case str():
                         found.append(Part(PartKind.TEXT, block))
-                    case Mapping():
+                    case dict():
                         found += part_of(block)
                     case _:
                         raise InputError(f"{field} must contain strings or objects", field)
@@ -51,10 +51,10 @@ def parts_of(content: object, field: str, part_of: Callable[[Block], Iterable[Pa
 
 def text_block(block: Block) -> list[Part]:
     """A block of text, an image, or an unknown block (counted as JSON)."""
-    kind = str(block.get("type", "text"))
     text = block.get("text")
     if isinstance(text, str):
         return [Part(PartKind.TEXT, text)]
+    kind = str(block.get("type", "text"))
     if isinstance(refusal := block.get("refusal"), str):
         return [Part(PartKind.TEXT, refusal)]
     if any(word in kind for word in ("image", "audio", "file", "document", "video")):

@@ -67,10 +67,12 @@ def _part(block: Block) -> list[Part]:
             name, id = str(block.get("name") or ""), str(block.get("id") or "")
             return [Part(PartKind.CALL, as_text(block.get("input")), name, id)]
         case "tool_result":
-            content = parts_of(block.get("content"), "messages.content", text_block)
+            id, said = str(block.get("tool_use_id") or ""), block.get("content")
+            if isinstance(said, str):
+                return [Part(PartKind.RESULT, said, "", id)]
+            content = parts_of(said, "messages.content", text_block)
             text = "\n".join(part.text for part in content if part.kind is PartKind.TEXT)
             images = [part for part in content if part.kind is PartKind.IMAGE]
-            id = str(block.get("tool_use_id") or "")
             return [Part(PartKind.RESULT, text, "", id), *images]
         case _:
             return text_block(block)

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cato.control.collector import spare_collector
+from cato.control.memory import spare_collector
 from cato.control.ray_private import ON_HEAD_NODE
 from cato.core.topology import PoolSpec
 from cato.telemetry import logs

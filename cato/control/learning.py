@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from cato.control.fitting import has_first_forest, needs_forest, refitted_apart
+from cato.control.memory import give_back
 from cato.core.receipt import SlaReceipt
 from cato.estimators.output_lengths import (
     Due,
@@ -102,6 +103,8 @@ class Learning:
         if due:
             version = self._next_version()
             self._lengths = await asyncio.to_thread(fit, self._lengths, due, version, SEED)
+            if fit is refitted_apart:
+                await asyncio.to_thread(give_back)
         if self._has_new_runs:
             self._has_new_runs = False
             version = self._next_version()

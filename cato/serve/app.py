@@ -17,7 +17,7 @@ from cato.config.deployments import ray_actor_options
 from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs
-from cato.control.collector import spare_collector
+from cato.control.memory import spare_collector
 from cato.control.ray_private import check_ray_version, hold_early_requests, http_host
 from cato.core.follow_ups import CallsBefore, calls_before
 from cato.core.ids import DeploymentName, NodeId, TaskName

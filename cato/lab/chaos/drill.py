@@ -247,8 +247,9 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def slope(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
-    """MB at the end, and growth in MB per hour: a line fitted after the initial growth.
+def slope(samples: Sequence[tuple[float, int]]) -> dict[str, Any] | None:
+    """MB at the end, growth in MB per hour (a line fitted after the initial growth), and MB at up
+    to 61 moments of the whole time.
 
     Theil-Sen: the median of the slopes of pairs, robust against single spikes. None
     for too few samples.
@@ -267,6 +268,7 @@ def slope(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
         "mb": round(settled[-1][1] / 1e6, 1),
         "mb_per_hour": round(per_s * 3600 / 1e6, 2),
         "seconds": round(settled[-1][0] - settled[0][0], 1),
+        "each_mb": [round(size / 1e6, 1) for _, size in samples[:: ceil(len(samples) / 61)]],
     }
 
 

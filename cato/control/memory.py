@@ -1,7 +1,8 @@
-"""Python's garbage collector in processes that live as long as their deployment."""
+"""Memory of processes that live as long as their deployment."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 # New container objects before a collection of the young ones: Python's default of 700 is one small
@@ -18,3 +19,14 @@ def spare_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+def give_back() -> None:
+    """Return freed memory to the system, after large objects were replaced.
+
+    glibc keeps freed arrays of some megabytes in its heap, where small objects soon split them, so
+    that each replacement needs more. Takes milliseconds: call it in a thread.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl and macOS have none
+    if trim is not None:
+        trim(0)

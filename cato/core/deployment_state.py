@@ -64,6 +64,8 @@ class DeploymentState:
 
 @dataclass(slots=True)
 class DeploymentBook:
+    """All that is known of a deployment; `price` orders the deployments of a pool."""
+
     spec: DeploymentSpec
     pool: PoolName
     price: float
@@ -127,6 +129,8 @@ class DeploymentBook:
 
 @dataclass(slots=True)
 class PoolBook:
+    """All that is known of a pool, and the state of its scaling policy."""
+
     deployments: list[DeploymentBook]  # the cheapest first
     scaling: PoolScaling
     policy: ScalingPolicy[Any] | None = None

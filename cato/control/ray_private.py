@@ -12,12 +12,16 @@ What is used and why:
 - The name of the resource that only the head node has.
 - The call behind `ray drain-node`, which would need a shell.
 - `Replica._direct_ingress_asgi`: Serve 2.60 opens the HTTP port of an ingress replica before it
-  takes requests there, and answers those that come in between with 500.
+  takes requests there, and answers those that come in between with 500, as uvicorn does for those
+  that a dying process gives up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +40,8 @@ from cato.core.fleet import HostResources, ServedDeployment
 from cato.core.ids import DeploymentName, ReplicaId
 from cato.serve.engines_app import ServedApplication, ServedPart
 
+log = logging.getLogger("cato.ingress")
+
 SUPPORTED = "2.60."
 # Small enough for any number of actors; Serve does the same for its controller.
 ON_HEAD_NODE = {HEAD_NODE_RESOURCE_NAME: 0.001}
@@ -46,6 +52,13 @@ POLL_S = 0.01
 # restarting.
 OPENING_S = 30.0
 _PROBES = ("/-/healthz", "/-/routes")
+GIVEN_UP_RETRY_S = 2
+_GIVEN_UP = {
+    "message": "This part of the server is stopping; try again in a moment.",
+    "type": "server_error",
+    "param": None,
+    "code": "stopping",
+}
 _KINDS = {
     ReplicaState.STARTING: "starting",
     ReplicaState.STOPPING: "draining",
@@ -68,10 +81,11 @@ def http_host() -> str:
     return str(_get_global_client().http_config.host)
 
 
-def hold_early_requests() -> None:
-    """Let requests wait that reach this ingress replica before Serve lets it answer.
+def keep_requests_retryable() -> None:
+    """Answer no request to this ingress replica with Serve's or uvicorn's own 500.
 
-    They come when it has got the port of a replica that died, to which HAProxy still sends.
+    Requests that come before Serve lets the replica answer wait: it has got the port of a replica
+    that died, to which HAProxy still sends. Those that Serve or a dying process gives up get a 503.
     """
     answer = Replica._direct_ingress_asgi
 
@@ -82,9 +96,29 @@ def hold_early_requests() -> None:
                 break
             await asyncio.sleep(POLL_S)
             waited_s += POLL_S
-        await answer(self, scope, receive, send)
+        try:
+            await answer(self, scope, receive, send)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                log.exception("Serve gave a request up")
+            await _give_up(send)
+            raise
 
     Replica._direct_ingress_asgi = held
+
+
+async def _give_up(send: Any) -> None:
+    """Send a 503 unless the response has begun. Does not wait: the process may be ending."""
+    body = json.dumps({"error": _GIVEN_UP}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", str(GIVEN_UP_RETRY_S).encode()),
+        (b"connection", b"close"),
+    ]
+    with contextlib.suppress(Exception):  # begun, or the client has left
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]

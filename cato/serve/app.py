@@ -18,7 +18,7 @@ from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control.memory import spare_collector
-from cato.control.ray_private import check_ray_version, hold_early_requests, http_host
+from cato.control.ray_private import check_ray_version, http_host, keep_requests_retryable
 from cato.core.follow_ups import CallsBefore, calls_before
 from cato.core.ids import DeploymentName, NodeId, TaskName
 from cato.core.profile import UNMEASURED, Profile
@@ -147,7 +147,7 @@ class Ingress:
 
     async def __init__(self, spec: IngressSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.set_up()
-        hold_early_requests()
+        keep_requests_retryable()
         self._files = WorkflowFiles(resolve(spec.workflows_dir))
         workflows = self._files.workflows
         self._pools = RayPools(_calls(workflows))

@@ -17,8 +17,8 @@ from ray.exceptions import RayError
 
 from cato.config.places import run_dir
 from cato.control import actors
-from cato.control.memory import spare_collector
 from cato.control.host_agent import zygote_socket_of
+from cato.control.memory import spare_collector
 from cato.control.messages import Generate
 from cato.control.staged import Staged
 from cato.core.errors import CatoError, EngineDeadError, EngineError

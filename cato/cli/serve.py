@@ -38,6 +38,7 @@ TRANSPORT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_BINARY_PATH": haproxy.path(),
     **haproxy.RETRIES,
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cato.serve.given_up:for_proxies",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_AUTH_MODE": "token",
 }

@@ -19,8 +19,6 @@ What is used and why:
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +37,7 @@ from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.fleet import HostResources, ServedDeployment
 from cato.core.ids import DeploymentName, ReplicaId
 from cato.serve.engines_app import ServedApplication, ServedPart
+from cato.serve.given_up import give_up
 
 log = logging.getLogger("cato.ingress")
 
@@ -52,13 +51,6 @@ POLL_S = 0.01
 # restarting.
 OPENING_S = 30.0
 _PROBES = ("/-/healthz", "/-/routes")
-GIVEN_UP_RETRY_S = 2
-_GIVEN_UP = {
-    "message": "This part of the server is stopping; try again in a moment.",
-    "type": "server_error",
-    "param": None,
-    "code": "stopping",
-}
 _KINDS = {
     ReplicaState.STARTING: "starting",
     ReplicaState.STOPPING: "draining",
@@ -101,24 +93,10 @@ def keep_requests_retryable() -> None:
         except BaseException as error:
             if isinstance(error, Exception):
                 log.exception("Serve gave a request up")
-            await _give_up(send)
+            await give_up(send)
             raise
 
     Replica._direct_ingress_asgi = held
-
-
-async def _give_up(send: Any) -> None:
-    """Send a 503 unless the response has begun. Does not wait: the process may be ending."""
-    body = json.dumps({"error": _GIVEN_UP}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", str(GIVEN_UP_RETRY_S).encode()),
-        (b"connection", b"close"),
-    ]
-    with contextlib.suppress(Exception):  # begun, or the client has left
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]

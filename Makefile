@@ -37,19 +37,20 @@ check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 	@$(BIN)/python -m pytest -q -n auto -m 'not slow' tests/unit tests/arch tests/sim
 
 # The soak sleeps for most of its five minutes, so one worker more than cores runs the other tests.
-# Live tests wait for other processes half of the time: two groups of them run beside each other.
+# Live tests wait for other processes half of the time: two groups of them and lint run together.
 # They kill processes and race with them on shared cores: failed tests run once more against a
 # new application, and both outcomes are printed. A test that fails twice fails.
 BESIDE := -n 2 --dist loadscope --no-loadscope-reorder
 test: $(STAMP)  ## check with slow tests, then live tests on a local Ray with real vLLM (minutes)
 	$(say) 'in the background: installing clients for live tests'
 	@nice $(BIN)/python tests/live/clients/installed.py > /dev/null 2>&1 &
-	@$(MAKE) --no-print-directory lint
 	$(say) 'unit and simulator tests, with slow ones'
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/unit tests/arch tests/sim
-	$(say) 'live tests'
-	@$(BIN)/python -m pytest -q $(BESIDE) tests/live || { printf '\033[1m==> failed tests once more\033[0m\n'; \
-	    $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/live; }
+	$(say) 'live tests; beside them lint'
+	@log=$$(mktemp); nice -n 19 $(MAKE) --no-print-directory lint > "$$log" 2>&1 & lint=$$!; failed=0; \
+	$(BIN)/python -m pytest -q $(BESIDE) tests/live || { printf '\033[1m==> failed tests once more\033[0m\n'; \
+	    $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/live; } || failed=1; \
+	wait $$lint || failed=1; cat "$$log"; rm "$$log"; exit $$failed
 
 agents: $(STAMP)  ## run six coding agents against CATO; installs them (2.2 GB in .cache)
 	@CATO_AGENTS=all $(BIN)/python -m pytest -q tests/live/agents

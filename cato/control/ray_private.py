@@ -19,7 +19,6 @@ What is used and why:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +37,6 @@ from cato.core.fleet import HostResources, ServedDeployment
 from cato.core.ids import DeploymentName, ReplicaId
 from cato.serve.engines_app import ServedApplication, ServedPart
 from cato.serve.given_up import give_up
-
-log = logging.getLogger("cato.ingress")
 
 SUPPORTED = "2.60."
 # Small enough for any number of actors; Serve does the same for its controller.
@@ -90,9 +87,7 @@ def keep_requests_retryable() -> None:
             waited_s += POLL_S
         try:
             await answer(self, scope, receive, send)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                log.exception("Serve gave a request up")
+        except BaseException:  # uvicorn logs it
             await give_up(send)
             raise
 

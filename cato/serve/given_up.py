@@ -24,22 +24,20 @@ _BODY = json.dumps(
         }
     }
 ).encode()
-_START = {
-    "type": "http.response.start",
-    "status": 503,
-    "headers": [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(_BODY)).encode()),
-        (b"retry-after", str(RETRY_S).encode()),
-        (b"connection", b"close"),
-    ],
-}
+_HEADERS = (
+    (b"content-type", b"application/json"),
+    (b"content-length", str(len(_BODY)).encode()),
+    (b"retry-after", str(RETRY_S).encode()),
+    (b"connection", b"close"),
+)
 
 
 async def give_up(send: Send) -> None:
     """Send the 503 unless a response has begun. Does not wait: the process may be ending."""
+    # A message of its own: Serve adds the request's id to it.
+    start = {"type": "http.response.start", "status": 503, "headers": list(_HEADERS)}
     with contextlib.suppress(Exception):  # has begun, or the client has left
-        await send(_START)
+        await send(start)
         await send({"type": "http.response.body", "body": _BODY})
 
 

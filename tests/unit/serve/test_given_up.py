@@ -11,10 +11,11 @@ import httpx
 import pytest
 import uvicorn
 from ingress_kit import until
+from ray.serve._private.http_util import RequestIdMiddleware
 from starlette.middleware import Middleware
 
 from cato.cli.serve import TRANSPORT
-from cato.serve.given_up import RETRY_S, Answered
+from cato.serve.given_up import RETRY_S, Answered, give_up
 
 ROOT = Path(__file__).parents[3]
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -43,6 +44,27 @@ async def test_a_request_without_a_response_gets_503(is_raised: bool) -> None:
     assert told.status_code == 503
     assert told.headers["retry-after"] == str(RETRY_S)
     assert told.json()["error"]["code"] == "stopping"
+
+
+async def test_the_503_has_the_id_of_its_own_request_alone() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await give_up(send)
+
+    for _ in range(2):
+        scope: Any = {"type": "http", "headers": []}
+        await RequestIdMiddleware(app)(scope, _nothing, send)
+    ids = [[v for k, v in m["headers"] if k == b"x-request-id"] for m in sent if "status" in m]
+    assert [len(own) for own in ids] == [1, 1]
+    assert ids[0] != ids[1]
+
+
+async def _nothing() -> Any:
+    raise AssertionError("nothing is read")
 
 
 async def test_a_response_stays_as_it_is() -> None:

@@ -23,16 +23,16 @@ NICENESS = 10
 
 def needs_forest(due: Due) -> bool:
     """Whether a key of `due` has enough samples for a forest."""
-    return any(len(samples) >= MIN_FOREST_SAMPLES for samples, _ in due.values())
+    return any(len(outputs) >= MIN_FOREST_SAMPLES for outputs, _ in due.values())
 
 
 def has_first_forest(due: Due, lengths: OutputLengths) -> bool:
     """Whether a key of `due` has enough samples for a forest, and had not when `lengths` was
     fitted."""
     return any(
-        len(samples) >= MIN_FOREST_SAMPLES
+        len(outputs) >= MIN_FOREST_SAMPLES
         and (key not in lengths.keys or lengths.keys[key].seen < MIN_FOREST_SAMPLES)
-        for key, (samples, _) in due.items()
+        for key, (outputs, _) in due.items()
     )
 
 

@@ -21,7 +21,7 @@ _STEP = (5**0.5 - 1) / 2
 _TAIL_SHARE = 0.99
 
 
-def completed(lengths: Sequence[int], ended: Sequence[bool]) -> Ints:
+def completed(lengths: Sequence[int] | Ints, ended: Sequence[bool] | NDArray[np.bool_]) -> Ints:
     """Output tokens of each answer, with a likely length for those that were cut off.
 
     `ended[i]`: the answer ended by itself, at `lengths[i]`; otherwise it is longer. Lengths of cut

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
@@ -13,7 +15,8 @@ from cato.core.record import record
 from cato.estimators.censoring import completed
 from cato.estimators.length_bound import LengthFeatures, LengthRecord, MarginalLengths, beats
 from cato.estimators.length_forest import CompiledForest, ForestLengths, ForestSettings
-from cato.estimators.prompt_features import Asked, features_of
+from cato.estimators.prompt_features import NAMES, Asked, features_of
+from cato.estimators.survival import Floats, Ints
 
 Key = tuple[TaskName, NodeId, str]
 """Task, node and model: lengths are learnt for each such key."""
@@ -135,42 +138,94 @@ class OutputLengths:
                 known.forest.warmed_up()
 
 
-Due = Mapping[Key, tuple[Sequence[LengthSample], int]]
-"""Keys to refit: their newest samples, and how many were ever seen."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """Outputs of a key, oldest first, as arrays: one object each would take five times the memory.
+
+    tokens[i]: length. is_whole[i]: it ended by itself, not at its limit. features[i]: those of
+    `features_of`.
+    """
+
+    tokens: Ints
+    is_whole: NDArray[np.bool_]
+    features: Floats
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def part(self, start: int, end: int) -> Outputs:
+        return Outputs(self.tokens[start:end], self.is_whole[start:end], self.features[start:end])
+
+
+Due = Mapping[Key, tuple[Outputs, int]]
+"""Keys to refit: their newest outputs, and how many were ever seen."""
+
+
+class _Newest:
+    """The newest outputs of a key. All memory is taken at the first output and never grows."""
+
+    def __init__(self) -> None:
+        # Not `empty` or `zeros`: the system would hand out the memory row by row.
+        self._tokens = np.full(KEPT_SAMPLES, -1, dtype=np.int64)
+        self._is_whole = np.full(KEPT_SAMPLES, fill_value=True)
+        self._features = np.full((KEPT_SAMPLES, len(NAMES)), np.nan)
+        self.seen = 0
+
+    def add(self, tokens: int, features: tuple[float, ...], *, is_whole: bool) -> None:
+        row = self.seen % KEPT_SAMPLES
+        self._tokens[row] = tokens
+        self._is_whole[row] = is_whole
+        self._features[row] = features
+        self.seen += 1
+
+    def outputs(self) -> Outputs:
+        """A copy."""
+        if self.seen <= KEPT_SAMPLES:
+            rows = np.arange(self.seen)
+        else:
+            rows = (self.seen + np.arange(KEPT_SAMPLES)) % KEPT_SAMPLES
+        return Outputs(self._tokens[rows], self._is_whole[rows], self._features[rows])
 
 
 class LengthHistory:
     """The newest samples of each key, and how many were ever seen. Mutable; one owner."""
 
     def __init__(self) -> None:
-        self._samples: dict[Key, deque[LengthSample]] = {}
-        self._seen: dict[Key, int] = {}
+        self._newest: dict[Key, _Newest] = {}
 
     def add(self, samples: Iterable[LengthSample]) -> None:
         for sample in samples:
-            self._samples.setdefault(sample.key, deque(maxlen=KEPT_SAMPLES)).append(sample)
-            self._seen[sample.key] = self._seen.get(sample.key, 0) + 1
+            is_whole = sample.finish_reason != CUT
+            self._of(sample.key).add(sample.output_tokens, _features(sample), is_whole=is_whole)
 
     def restore(self, earlier: Iterable[LengthSample]) -> None:
         """Put samples learnt earlier, oldest first, before those that came since."""
-        since = [sample for samples in self._samples.values() for sample in samples]
-        self._samples.clear()
-        self._seen.clear()
+        since = {key: newest.outputs() for key, newest in self._newest.items()}
+        self._newest.clear()
         self.add(earlier)
-        self.add(since)
+        for key, outputs in since.items():
+            newest = self._of(key)
+            for i, tokens in enumerate(outputs.tokens.tolist()):
+                newest.add(tokens, tuple(outputs.features[i]), is_whole=bool(outputs.is_whole[i]))
 
     def due(self, lengths: OutputLengths) -> Due:
         """The keys with enough new samples since `lengths`."""
         return {
-            key: (tuple(samples), self._seen[key])
-            for key, samples in self._samples.items()
-            if len(samples) >= MIN_SAMPLES and _has_outgrown(self._seen[key], lengths.keys.get(key))
+            key: (newest.outputs(), newest.seen)
+            for key, newest in self._newest.items()
+            if newest.seen >= MIN_SAMPLES and _has_outgrown(newest.seen, lengths.keys.get(key))
         }
+
+    def _of(self, key: Key) -> _Newest:
+        newest = self._newest.get(key)
+        if newest is None:
+            newest = self._newest[key] = _Newest()
+        return newest
 
 
 def refitted(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
     """`lengths` with the keys of `due` refitted; a tenth of a second for a key with a forest."""
-    fresh = {key: _fitted(samples, seen, seed) for key, (samples, seen) in due.items()}
+    fresh = {key: _fitted(key, outputs, seen, seed) for key, (outputs, seen) in due.items()}
     return OutputLengths(version, {**lengths.keys, **fresh})
 
 
@@ -178,19 +233,20 @@ def _has_outgrown(seen: int, known: KeyLengths | None) -> bool:
     return known is None or seen >= known.seen + max(1.0, _GROWTH * min(known.seen, KEPT_SAMPLES))
 
 
-def _fitted(samples: Sequence[LengthSample], seen: int, seed: int) -> KeyLengths:
-    records = _records(samples)
+def _fitted(key: Key, outputs: Outputs, seen: int, seed: int) -> KeyLengths:
+    records = _records(key, outputs)
     plain = MarginalLengths.fit(records)
     forest = None
-    if len(records) >= MIN_FOREST_SAMPLES and _forest_gains(samples, seed):
+    if len(records) >= MIN_FOREST_SAMPLES and _forest_gains(key, outputs, seed):
         forest = _forest(records, seed)
     return KeyLengths(LengthBelief(plain.grid(records[0].features)), forest, seen)
 
 
-def _forest_gains(samples: Sequence[LengthSample], seed: int) -> bool:
-    """Whether a forest of the older samples bounds the newest ones better than quantiles."""
-    split = len(samples) - len(samples) // NEWEST
-    older, newest = _records(samples[:split]), _records(samples[split:])
+def _forest_gains(key: Key, outputs: Outputs, seed: int) -> bool:
+    """Whether a forest of the older outputs bounds the newest ones better than quantiles."""
+    end = len(outputs)
+    split = end - end // NEWEST
+    older, newest = (_records(key, outputs.part(*part)) for part in ((0, split), (split, end)))
     return beats(_forest(older, seed), MarginalLengths.fit(older), newest, LEVEL)
 
 
@@ -199,16 +255,17 @@ def _forest(records: Sequence[LengthRecord], seed: int) -> CompiledForest:
     return ForestLengths.fit(records, seed, settings).compiled()
 
 
-def _records(samples: Sequence[LengthSample]) -> tuple[LengthRecord, ...]:
-    lengths = completed(
-        [s.output_tokens for s in samples], [s.finish_reason != CUT for s in samples]
-    )
+def _records(key: Key, outputs: Outputs) -> tuple[LengthRecord, ...]:
+    task = key[0]
+    lengths = completed(outputs.tokens, outputs.is_whole).tolist()
     return tuple(
-        LengthRecord(_features(s), length)
-        for s, length in zip(samples, lengths.tolist(), strict=True)
+        LengthRecord(LengthFeatures(task, tuple(values)), length)
+        for values, length in zip(outputs.features.tolist(), lengths, strict=True)
     )
 
 
-def _features(sample: LengthSample) -> LengthFeatures:
-    values = sample.features or features_of(Asked(sample.prompt_tokens))
-    return LengthFeatures(sample.task, values)
+def _features(sample: LengthSample) -> tuple[float, ...]:
+    """Samples of another version may have other features: then only the prompt is known."""
+    if len(sample.features) == len(NAMES):
+        return sample.features
+    return features_of(Asked(sample.prompt_tokens))

@@ -193,17 +193,17 @@ def test_only_the_newest_samples_are_learnt_from() -> None:
     history = LengthHistory()
     history.add([a_sample(900) for _ in range(100)])
     history.add([a_sample(10) for _ in range(KEPT_SAMPLES)])
-    (samples, seen) = history.due(OutputLengths())[KEY]
-    assert {s.output_tokens for s in samples} == {10}
-    assert (len(samples), seen) == (KEPT_SAMPLES, KEPT_SAMPLES + 100)
+    (outputs, seen) = history.due(OutputLengths())[KEY]
+    assert set(outputs.tokens.tolist()) == {10}
+    assert (len(outputs), seen) == (KEPT_SAMPLES, KEPT_SAMPLES + 100)
 
 
 def test_what_was_learnt_earlier_goes_in_front_of_what_has_come_since() -> None:
     history = LengthHistory()
     history.add([a_sample(3)])
     history.restore([a_sample(n) for n in range(10, 20)])
-    (samples, _) = history.due(OutputLengths())[KEY]
-    assert [s.output_tokens for s in samples] == [*range(10, 20), 3]
+    (outputs, _) = history.due(OutputLengths())[KEY]
+    assert outputs.tokens.tolist() == [*range(10, 20), 3]
 
 
 # What counts as a sample

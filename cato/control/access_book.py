@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cato.core.administration import Change
-from cato.core.tenancy import Access, ApiKey, KeyHistory, Tenant
+from cato.core.tenancy import Access, ApiKey, KeyHistory, Tenant, month_of
 from cato.store import keyed
 from cato.store.errors import StoreError
 from cato.store.location import store_url
@@ -37,7 +37,7 @@ class AccessBook:
         """All keys, tenants and this month's spending; None if they could never be read."""
         async with self._reading:  # callers wait for the first read
             if time.monotonic() - self._read_at_s >= ACCESS_AGE_S:
-                month = datetime.now(UTC).strftime("%Y-%m")
+                month = month_of(datetime.now(UTC))
                 try:
                     known = self._access
                     self._access = await asyncio.to_thread(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,14 @@ import aiohttp
 from cato.core.errors import CatoError
 
 _PROBLEM_CHARS = 300
+_WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "node", "path")
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def drawn_words(draw: random.Random, count: int) -> str:
+    """Words for a distinct prompt, separated by spaces."""
+    return " ".join(draw.choices(_WORDS, k=count))
 
 
 class BenchError(CatoError):

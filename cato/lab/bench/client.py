@@ -7,10 +7,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cato.lab.client import BenchError, HttpClient, some_at_a_time
+from cato.lab.client import BenchError, HttpClient, drawn_words, some_at_a_time
 
 TIMEOUT_S = 120.0
-_WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "node", "path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,8 @@ class Prompts:
         self._number = itertools.count()
 
     def next(self) -> str:
-        words = " ".join(self._random.choices(_WORDS, k=6))
-        return f"# {next(self._number)}: {words}\ndef {self._random.choice(_WORDS)}("
+        words, name = drawn_words(self._random, 6), drawn_words(self._random, 1)
+        return f"# {next(self._number)}: {words}\ndef {name}("
 
 
 class Client(HttpClient):

@@ -21,7 +21,7 @@ import aiohttp
 
 from cato.engines.simulated import simulated_text
 from cato.lab.chaos.plan import LEAST_TOKENS, Dialect, Planned
-from cato.lab.client import events
+from cato.lab.client import drawn_words, events
 
 # A stream hangs when it is silent for this long.
 HANG_S = 60.0
@@ -31,7 +31,6 @@ AFTERMATH_S = 2.0
 PROXYS_500 = (500, "text/plain", b"Internal Server Error")
 # Errors that clients are told to retry.
 RETRY_STATUSES = (429, 503)
-_WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "node", "path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +228,7 @@ class Clients:
     def _new_call(self) -> Call:
         draw = self._draw
         self._number += 1
-        words = " ".join(draw.choices(_WORDS, k=5))
+        words = drawn_words(draw, 5)
         (dialect,) = draw.choices(self._kinds, self._weights)
         now_s = time.monotonic()
         call = Call(

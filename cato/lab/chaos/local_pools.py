@@ -38,6 +38,7 @@ from cato.core.tenancy import (
     Tenant,
     TurnUsage,
     Usage,
+    month_of,
     turn_usage,
 )
 from cato.core.topology import DeploymentSpec, EngineSpec, ModelSpec, PoolPolicies
@@ -401,7 +402,7 @@ class LocalRecords:
         return [c for c in self.card_times if since <= c.day <= until]
 
     async def access(self) -> Access:
-        return self._kept().access(datetime.now(UTC).strftime("%Y-%m"))
+        return self._kept().access(month_of(datetime.now(UTC)))
 
     async def administer(
         self, change: Change, by: str, within: str | None

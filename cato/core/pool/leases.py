@@ -94,7 +94,8 @@ class Leases:
         invocation, replicas = lease.running.invocation, self._replicas
         replica = replicas.known.get(lease.replica_id)
         if event.outcome == "done" and self._backlog.policies.corrects and replica is not None:
-            self._see_pace(replica, lease.running, event.output_tokens)
+            running, tokens = lease.running, event.output_tokens
+            self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
         if event.prompt_tokens is not None and invocation.session:
             nodes = len(invocation.prefix)
             replicas.homes.count(invocation.session, nodes, event.prompt_tokens)
@@ -164,6 +165,7 @@ class Leases:
         replica = self._replicas.known[lease.replica_id]
         if lease.running.first_token_at_s is None:
             self._see_tokens(replica, lease.running, 1)
+            replica.changed()
         return replica
 
     def progress(self, replica: Replica, event: ReplicaProgressed) -> None:
@@ -172,12 +174,14 @@ class Leases:
             running = replica.leases.get(id)
             if running is not None and tokens > running.tokens:
                 self._see_tokens(replica, running, tokens)
+        replica.changed()
 
     def _see_tokens(self, replica: Replica, running: Running, tokens: int) -> None:
         now_s, batch = self._replicas.clock.now_s, min(replica.held, max(1, replica.max_running))
+        step_s = _step_s(replica, running, tokens)
         if running.first_token_at_s is not None:
-            if self._backlog.policies.corrects:
-                self._see_pace(replica, running, tokens)
+            if self._backlog.policies.corrects and self._see_pace(replica, running, tokens, step_s):
+                step_s = _step_s(replica, running, tokens)
         else:
             running.first_token_at_s = now_s
             lease = self.by_id[running.invocation.id]
@@ -191,27 +195,28 @@ class Leases:
                 replica.dispatch_s = learnt_dispatch_s(replica.dispatch_s, late_s)
             replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
         replica.context_tokens += tokens - running.tokens
-        running.saw(tokens, now_s, batch, replica.profile)
+        running.saw(tokens, now_s, step_s)
         running.prompts_seen_s = replica.prompts_done_s
-        replica.changed()
 
-    def _see_pace(self, replica: Replica, running: Running, tokens: int) -> None:
-        """Compare the time of `tokens` so far with the prediction, and learn the pace."""
+    def _see_pace(self, replica: Replica, running: Running, tokens: int, step_s: float) -> bool:
+        """Compare the time since the last report with the prediction: True if the pace changes.
+
+        `step_s`: a step's predicted time now.
+        """
         if running.first_token_at_s is None or tokens <= running.tokens:
-            return
-        batch = min(replica.held, max(1, replica.max_running))
-        context_tokens = running.invocation.prompt_tokens + tokens
-        step_s = replica.profile.decode_step_s(batch, context_tokens)
+            return False
         steps_s = (tokens - running.tokens) * (step_s + running.pace_step_s) / 2
         prompts_s = replica.prompts_done_s - running.prompts_seen_s
         if prompts_s > MOST_PROMPTS * steps_s:
-            return
+            return False
         took_s = self._replicas.clock.now_s - running.seen_at_s
-        if replica.pace.saw(took_s, steps_s + prompts_s):
-            for other in self._replicas.known.values():
-                if other.pace is replica.pace:
-                    other.profile = replica.pace.corrected
-            self._backlog.place_replica(replica)
+        if not replica.pace.saw(took_s, steps_s + prompts_s):
+            return False
+        for other in self._replicas.known.values():
+            if other.pace is replica.pace:
+                other.profile = replica.pace.corrected
+        self._backlog.place_replica(replica)
+        return True
 
     def check_invariants(self) -> None:
         """Assert that the replicas hold exactly these leases."""
@@ -221,3 +226,10 @@ class Leases:
         assert not leased.keys() & self._backlog.waiting.keys(), "a call waits or has a lease"
         adopters = {(id, r.id) for r in replicas for id in r.adopted}
         assert adopters == {(id, r.id) for id, rs in self._adopters.items() for r in rs}
+
+
+def _step_s(replica: Replica, running: Running, tokens: int) -> float:
+    """Predicted time of the engine's step after the call's token number `tokens`."""
+    batch = min(replica.held, max(1, replica.max_running))
+    context_tokens = running.invocation.prompt_tokens + max(tokens, running.tokens)
+    return replica.profile.decode_step_s(batch, context_tokens)

@@ -90,6 +90,8 @@ class Answer:
 
     def next_call(self, call: EngineCall) -> EngineCall:
         """Begin an attempt: the call that continues after the text sent so far."""
+        if not self.has_output:
+            self.prompt_tokens = self.cached_tokens = -1
         self._goes_on, self._before, self._repeats = self.has_output, 0, ""
         if call.raw and call.stream and call.endpoint.generates and self._transcript is None:
             self._transcript = Transcript(call.endpoint, call.body)
@@ -130,9 +132,10 @@ class Answer:
     def add(self, chunk: EngineChunk) -> list[EngineChunk]:
         """Count a chunk of the current attempt; return the chunks that are new to the client."""
         self.output_tokens = self._before + chunk.output_tokens
-        if chunk.prompt_tokens >= 0 and self.prompt_tokens < 0:
+        # vLLM counts cached tokens in the last chunk alone; a later attempt finds other ones.
+        if chunk.prompt_tokens >= 0 and (self.prompt_tokens < 0 or not self._goes_on):
             self.prompt_tokens = max(0, chunk.prompt_tokens - self._before)
-            self.cached_tokens = chunk.cached_tokens
+            self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
         if chunk.finish_reason not in (None, PREEMPTED):
             self.finish_reason, self.is_whole = chunk.finish_reason, True
         if self._goes_on:
@@ -149,8 +152,11 @@ class Answer:
         """The closing chunks of an answer that lost only its end; empty if more text is missing.
 
         Another engine would write more than the first one had left to say. A whole tool call is an
-        end: the client runs the tool and calls again.
+        end: the client runs the tool and calls again. Of several answers, one may have ended while
+        another goes on.
         """
+        if call.calls != 1:
+            return []
         sent, reason = self._sent(), ""
         if sent is not None:
             reason = sent.finish_reason or ("tool_calls" if sent.has_whole_calls else "")

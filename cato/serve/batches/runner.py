@@ -37,6 +37,10 @@ KEEP_PROGRESS_S = 1.0
 REVOKED = "key_revoked"
 
 
+def new_request_id() -> str:
+    return f"batch_req-{secrets.token_hex(10)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The outcome of one line; `error` says why no request was made."""
@@ -153,9 +157,10 @@ class BatchRunner:
         while True:
             async with self._places:
                 caller = self._rights(run.caller)
-                answer = (
-                    Answer(error=REVOKED) if caller is None else await self._ask(run, line, caller)
-                )
+                if caller is None:
+                    answer = Answer(error=REVOKED)
+                else:
+                    answer = await self._answer(run, line, caller)
             tries += 1
             is_final = answer.error or answer.status not in WAITS | RETRIED
             if is_final or (answer.status in RETRIED and tries >= MAX_TRIES):
@@ -163,23 +168,35 @@ class BatchRunner:
                 return
             await asyncio.sleep(min(MAX_WAIT_S, MIN_WAIT_S * 2 ** min(tries, 10)))
 
+    async def _answer(self, run: _BatchRun, line: Line, caller: Caller) -> Answer:
+        """The answer to a line; a line on which CATO fails must not stop the others."""
+        try:
+            return await self._ask(run, line, caller)
+        except Exception:
+            log.exception("batch %s: line %r failed", run.batch.id, line.custom_id)
+            return Answer(500, "internal error", new_request_id())
+
     async def _ask(self, run: _BatchRun, line: Line, caller: Caller) -> Answer:
         async def as_caller(scope: Scope, receive: Receive, send: Send) -> None:
             state = {"cato_caller": caller, "cato_address": f"batch:{run.batch.id}"}
             await self._app({**scope, "state": state}, receive, send)
 
-        request_id = f"batch_req-{secrets.token_hex(10)}"
-        headers = {"x-request-id": request_id, "X-CATO-SLA": "batch"}
+        request_id = new_request_id()
+        headers = {
+            "x-request-id": request_id, "X-CATO-SLA": "batch", "content-type": "application/json",
+        }  # fmt: skip
+        # Written as it was read: the API refuses NaN and lone surrogates itself.
+        body = json.dumps(line.body).encode()
         transport = httpx.ASGITransport(as_caller, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://batch") as http:
             response = await http.post(
-                run.batch.endpoint, json=dict(line.body), headers=headers, timeout=None
+                run.batch.endpoint, content=body, headers=headers, timeout=None
             )
         try:
-            body = response.json()
+            answered = response.json()
         except ValueError:
-            body = response.text
-        return Answer(response.status_code, body, request_id)
+            answered = response.text
+        return Answer(response.status_code, answered, request_id)
 
 
 class _BatchRun:
@@ -229,7 +246,7 @@ class _BatchRun:
         assert self._out is not None
         assert self._errors is not None
         result: dict[str, Any] = {
-            "id": answer.request_id or f"batch_req-{secrets.token_hex(10)}",
+            "id": answer.request_id or new_request_id(),
             "custom_id": line.custom_id,
             "response": None,
             "error": None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
@@ -21,7 +20,6 @@ BODY_WITHIN_S = 30.0
 MAX_VALUES = 150_000
 MAX_CONTAINERS = 20_000
 MAX_DEPTH = 200
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # Digits of an integer including its sign: enough for any 64-bit value.
 MAX_DIGITS = 20
 
@@ -58,13 +56,16 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
 
 
 def _has_too_many_values(data: bytes) -> bool:
-    """Counts commas outside of strings, and strings first: each takes time to look at."""
+    """Counts commas outside of strings, and strings first: each takes time to look at.
+
+    Takes milliseconds for any bytes, JSON or not: a regular expression would try every quote.
+    """
     if data.count(b",") <= MAX_VALUES:
         return False
-    # An escaped backslash before a closing quote makes this count half of a string.
-    if data.count(b'"') - data.count(b'\\"') > 2 * MAX_VALUES:
+    quotes = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # without escaped ones
+    if quotes.count(b'"') > 2 * MAX_VALUES:
         return True
-    return _STRING.sub(b"", data).count(b",") > MAX_VALUES
+    return sum([part.count(b",") for part in quotes.split(b'"')[::2]]) > MAX_VALUES
 
 
 def _check_shape(value: object) -> None:

@@ -19,9 +19,9 @@ from cato.core.tenancy import Access, ApiKey, Role, Tenant
 from cato.core.topology import BatchLimits
 from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
-from cato.serve.batches import folder
+from cato.serve.batches import folder, runner
 from cato.serve.batches.folder import LEAST_BYTES, BatchRoom, TenantFolder
-from cato.serve.batches.lines import checked, done_in
+from cato.serve.batches.lines import Line, checked, done_in
 from cato.serve.batches.runner import BatchRunner
 
 MAX_LINE_BYTES = 100_000
@@ -50,13 +50,13 @@ def a_runner(
 
 
 @asynccontextmanager
-async def at_work(runner: BatchRunner) -> AsyncIterator[None]:
-    task = asyncio.create_task(runner.run())
+async def at_work(working: BatchRunner) -> AsyncIterator[None]:
+    task = asyncio.create_task(working.run())
     try:
         yield
     finally:
         task.cancel()
-        await runner.close()
+        await working.close()
 
 
 async def uploaded(http: httpx.AsyncClient, content: bytes, **fields: Any) -> httpx.Response:
@@ -474,3 +474,47 @@ def test_a_result_that_was_cut_short_is_asked_again(tmp_path: Path) -> None:
     assert done_in(path) == {"a"}
     assert path.read_bytes() == jsonl({"custom_id": "a"})
     assert checked(path, "/v1/completions", 5, 100)[0] == 0
+
+
+async def test_a_line_that_is_no_clean_json_has_a_result_like_any_other(tmp_path: Path) -> None:
+    room = a_room(tmp_path)
+    good = jsonl(*(a_line(f"f{n}") for n in range(4)))
+    odd = [
+        json.dumps(a_line("nan", temperature=float("nan"))),
+        json.dumps(a_line("surrogate", prompt="cut \ud800")),
+    ]
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+        at_work(a_runner(kit, room)),
+    ):
+        batch = await begun(http, "\n".join(odd).encode() + b"\n" + good)
+        ended = await over(http, batch["id"])
+        bad = await results(http, ended["error_file_id"])
+        done = await results(http, ended["output_file_id"])
+    assert bad["nan"]["response"]["status_code"] == 400
+    assert {*bad, *done} == {"nan", "surrogate", "f0", "f1", "f2", "f3"}
+    assert {"f0", "f1", "f2", "f3"} <= done.keys()
+
+
+async def test_a_line_on_which_the_runner_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = BatchRunner._ask
+
+    async def failing(self: BatchRunner, run: Any, line: Line, caller: Any) -> Any:
+        if line.custom_id == "bad":
+            raise RuntimeError("a defect")
+        return await asked(self, run, line, caller)
+
+    monkeypatch.setattr(BatchRunner, "_ask", failing)
+    monkeypatch.setattr(runner, "MIN_WAIT_S", 0.01)
+    room = a_room(tmp_path)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+        at_work(a_runner(kit, room)),
+    ):
+        batch = await begun(http, jsonl(a_line("bad"), a_line("f0"), a_line("f1")))
+        counts = (await over(http, batch["id"]))["request_counts"]
+    assert counts == {"total": 3, "completed": 2, "failed": 1}

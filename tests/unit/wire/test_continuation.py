@@ -204,6 +204,59 @@ def test_what_counts_from_the_beginning_cannot_go_on(fields: dict[str, object]) 
     assert can_continue(a_call())
 
 
+def chat_chunk(index: int, text: str, finish: str | None = None, tokens: int = 0) -> EngineChunk:
+    choice = {"index": index, "delta": {"content": text}, "finish_reason": finish}
+    event = {"id": "c", "object": "chat.completion.chunk", "choices": [choice]}
+    return EngineChunk(text, tokens, raw=event_bytes(event))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [
+            chat_chunk(0, "Yes.", tokens=1),
+            chat_chunk(0, "", "stop", 1),
+            chat_chunk(1, "d", None, 2),
+        ],
+        [chat_chunk(n % 2, f"t{n} ", tokens=n + 1) for n in range(TOKENS)],
+    ],
+)
+def test_several_answers_are_not_closed_when_one_has_ended(chunks: list[EngineChunk]) -> None:
+    call, answer = replace(a_call(Endpoint.CHAT, n=2), calls=2), Answer()
+    answer.next_call(call)
+    for chunk in chunks:
+        answer.add(chunk)
+    assert answer.rest(call) == []
+    assert not answer.can_go_on(call)
+
+
+def test_cached_tokens_are_those_of_the_last_chunk_as_vllm_counts_them_there() -> None:
+    answer = Answer()
+    call = a_call(raw=False)
+    answer.next_call(call)
+    for chunk in (EngineChunk("a", 1, 1_000, 0), EngineChunk("b", 2, 1_000, 992, "stop")):
+        answer.add(chunk)
+    assert (answer.prompt_tokens, answer.cached_tokens) == (1_000, 992)
+
+
+def test_a_later_attempt_counts_neither_the_prompt_nor_its_cache_again() -> None:
+    answer, call = Answer(), a_call(raw=False)
+    answer.next_call(call)
+    answer.add(EngineChunk("a", 1, 1_000, 0))
+    answer.next_call(call)
+    answer.add(EngineChunk("b", 1, 1_001, 1_001, "stop"))
+    assert (answer.prompt_tokens, answer.cached_tokens) == (1_000, 0)
+
+
+def test_an_attempt_lost_before_its_first_token_leaves_no_counts() -> None:
+    answer, call = Answer(), a_call(raw=False)
+    answer.next_call(call)
+    answer.add(EngineChunk("", 0, 1_000, 992))
+    answer.next_call(call)
+    answer.add(EngineChunk("b", 1, 1_000, 16, "stop"))
+    assert (answer.prompt_tokens, answer.cached_tokens) == (1_000, 16)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "fields"),
     [

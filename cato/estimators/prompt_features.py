@@ -81,7 +81,7 @@ def asked_of(
         "".join(p.text for p in message.parts if p.kind in (PartKind.TEXT, PartKind.RESULT)),
         "tool" if has_result else message.role,
         format_of(body),
-        max(limits_of(body).values(), default=0),
+        max([0, *limits_of(body).values()]),  # those of other dialects are not checked
         turn,
         tools_of(body),
         earlier,

@@ -22,11 +22,9 @@ from cato.wire.as_chat import messages_as_chat
 from cato.wire.begun import begun_chat, begun_response
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, events_bytes
-from cato.wire.limits import limits_of, shortened
+from cato.wire.limits import COMPLETION_TOKENS, limits_of, shortened
 from cato.wire.transcript import Transcript, deltas_of, events_of, with_usage
 
-# vLLM's default `max_tokens` of a completion.
-_DEFAULT_LIMIT = 16
 # Longer streams are read in between, so that what is unread does not fill the memory.
 MAX_UNREAD_BYTES = 64 * 1024
 # Fields that rule out a continuation: positions and grammars count from the start of the answer.
@@ -87,6 +85,8 @@ class Answer:
     _dialect: Endpoint = Endpoint.CHAT
     _before: int = 0
     _repeats: str = ""
+    # The client's stop sequence at which a later attempt ended, as vLLM tells it.
+    _stop_sequence: str = ""
 
     def next_call(self, call: EngineCall) -> EngineCall:
         """Begin an attempt: the call that continues after the text sent so far."""
@@ -194,6 +194,9 @@ class Answer:
         # Only the chunk's count includes the tokens sent by earlier attempts.
         before = self.output_tokens - max(told, default=0)
         for event in came:
+            for choice in event.get("choices") or ():
+                if isinstance(stop := choice.get("stop_reason"), str):
+                    self._stop_sequence = stop
             for delta in deltas_of(self._dialect, event):
                 if isinstance(delta, Text):
                     delta = Text(self._new(delta.text))
@@ -215,7 +218,7 @@ class Answer:
 
     def _ending(self, output_tokens: int) -> Ending:
         prompt, cached = max(0, self.prompt_tokens), max(0, self.cached_tokens)
-        return Ending(self.finish_reason, prompt, output_tokens, cached)
+        return Ending(self.finish_reason, prompt, output_tokens, cached, self._stop_sequence)
 
     def _chunk(self, text: str, events: Sequence[Event], finish_reason: str | None) -> EngineChunk:
         counts = (self.output_tokens, self.prompt_tokens, self.cached_tokens)
@@ -274,7 +277,7 @@ def _limits(call: EngineCall) -> dict[str, int]:
     """The fields that bound the output, with their values."""
     limits = limits_of(call.body)
     if call.endpoint is Endpoint.COMPLETIONS and "max_tokens" not in call.body:
-        limits["max_tokens"] = _DEFAULT_LIMIT
+        limits["max_tokens"] = COMPLETION_TOKENS
     return limits
 
 

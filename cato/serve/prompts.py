@@ -12,7 +12,7 @@ from cato.core.record import record
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
-from cato.wire.limits import limits_of
+from cato.wire.limits import COMPLETION_TOKENS, limits_of
 from cato.wire.prefix import block_chars, chain
 from cato.workflows.fim import fit_fim, render_fim
 from cato.workflows.fim_families import stop_strings
@@ -145,6 +145,18 @@ def _passthrough(settings: CallSettings, pool: PoolInfo, salt: str) -> EngineCal
         stream=settings.stream,
         raw=True,
     )
+
+
+def most_output_tokens(settings: CallSettings, context_tokens: int) -> int:
+    """Most tokens of one of its answers, in a context of that many."""
+    endpoint = Endpoint(settings.endpoint)
+    if settings.max_tokens is not None:
+        return settings.max_tokens
+    if not endpoint.generates:
+        return settings.expected_tokens
+    if endpoint is Endpoint.COMPLETIONS:
+        return COMPLETION_TOKENS
+    return max(1, context_tokens - settings.prompt.tokens)
 
 
 def with_room(settings: CallSettings, refused: ContextLengthError) -> CallSettings | None:

@@ -34,6 +34,7 @@ from cato.serve.invoker import CallRules, ModelUse
 from cato.serve.lengths import Asker, LengthPredictor
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
+from cato.serve.prompts import most_output_tokens
 from cato.serve.records import Records
 from cato.serve.reuse import Reuse
 from cato.telemetry import logs
@@ -311,7 +312,7 @@ class TaskService:
             ),
             self._reuse,
         )
-        origin.reserve(*_tokens_of(workflow))
+        origin.reserve(*self._tokens_of(workflow))
         _start_instead(task, origin.replaces)
         return task
 
@@ -409,20 +410,20 @@ class TaskService:
             )
         return known
 
-
-def _tokens_of(workflow: Workflow) -> tuple[int, int]:
-    """Expected and maximum tokens of one run, with each node run once."""
-    expected = most = 0
-    for node in workflow.nodes:
-        settings = node.settings
-        if isinstance(settings, CallSettings):
-            limit = settings.max_tokens or settings.expected_tokens
-            expected += settings.prompt.tokens + settings.expected_tokens * settings.calls
-            most += settings.prompt.tokens + limit * settings.calls
-        elif isinstance(settings, LlmSettings):
-            expected += PRIOR_PROMPT_TOKENS + settings.expected_tokens
-            most += PRIOR_PROMPT_TOKENS + settings.max_tokens
-    return expected, most
+    def _tokens_of(self, workflow: Workflow) -> tuple[int, int]:
+        """Expected and maximum tokens of one run, with each node run once."""
+        expected = most = 0
+        for node in workflow.nodes:
+            settings = node.settings
+            if isinstance(settings, CallSettings):
+                profile = self._pools.pool_of(settings.model).profile
+                expected += settings.prompt.tokens + settings.expected_tokens * settings.calls
+                most += settings.prompt.tokens
+                most += most_output_tokens(settings, profile.context_tokens) * settings.calls
+            elif isinstance(settings, LlmSettings):
+                expected += PRIOR_PROMPT_TOKENS + settings.expected_tokens
+                most += PRIOR_PROMPT_TOKENS + settings.max_tokens
+        return expected, most
 
 
 def _head_start_s(run: Run, older: RunningTask | None) -> float:

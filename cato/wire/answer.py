@@ -46,13 +46,15 @@ Delta = Text | Thinking | ToolCall | Arguments
 class Ending:
     """How an answer ended; `finish_reason` is OpenAI's: `stop`, `length` or `tool_calls`.
 
-    `cached_tokens` are included in `prompt_tokens`.
+    `cached_tokens` are included in `prompt_tokens`. `stop_sequence`: the client's own at which it
+    stopped, where the engine tells it.
     """
 
     finish_reason: str
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    stop_sequence: str = ""
 
 
 class Problem(Protocol):

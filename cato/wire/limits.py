@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+COMPLETION_TOKENS = 16
+"""vLLM's limit of a completion without one; other answers may go on to the context's end."""
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 

@@ -207,6 +207,8 @@ def finish_reason_of(stop_reason: str | None) -> str:
 
 
 def _stop(ending: Ending) -> dict[str, Any]:
+    if ending.finish_reason == "stop" and ending.stop_sequence:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop_sequence}
     reason = _STOP_REASONS.get(ending.finish_reason, "end_turn")
     return {"stop_reason": reason, "stop_sequence": None}
 

@@ -45,7 +45,7 @@ class TokenBucket:
         self.level -= amount
 
     def _fill(self, now_s: float) -> None:
-        gained = (now_s - self.at_s) * self.rate_per_s
+        gained = max(0.0, now_s - self.at_s) * self.rate_per_s  # clocks may be set back
         self.level, self.at_s = min(self.capacity, self.level + gained), now_s
 
 

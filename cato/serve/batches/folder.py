@@ -98,6 +98,18 @@ class TenantFolder:
         for part in ("files", "batches", "open"):
             (self.path / part).mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock: between a look at its limits and a write, no other process may
+        write."""
+        self.make()
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
     # Files
 
     def content(self, id: str) -> Path:

@@ -62,7 +62,8 @@ _TEXTS = {
     Endpoint.RERANK: ("documents",),
 }
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_COUNTED = re.compile(r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}")
+# Possessive: spaces without a closing brace are looked at once.
+_COUNTED = re.compile(r"\{\s*+(\d++)?\s*+(?:,\s*+(\d++)?\s*+)?\}")
 
 
 def check_call(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from hashlib import blake2b
 from math import inf
@@ -65,6 +65,8 @@ class Grammars:
         self._lane = Lane(WORKER, inf, nice=NICE, wait_s=inf, answer_within_s=ANSWER_WITHIN_S)
         self._turn = asyncio.Lock()
         self._tenants: dict[str, asyncio.Lock] = {}
+        # Requests of each tenant that have or await its lock.
+        self._asking: Counter[str] = Counter()
         # Digest -> CPU seconds used, and whether compilation finished within them.
         self._known: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
         self._is_possible = True
@@ -103,27 +105,24 @@ class Grammars:
     async def _turns(self, tenant: str) -> AsyncIterator[None]:
         """Hold the lock of `tenant`, then the lane's."""
         own = self._tenants.setdefault(tenant, asyncio.Lock())
+        self._asking[tenant] += 1
         held: list[asyncio.Lock] = []
         try:
-            async with asyncio.timeout(self._wait_s):
-                for lock in (own, self._turn):
-                    await lock.acquire()
-                    held.append(lock)
-        except TimeoutError:
-            for lock in held:
-                lock.release()
-            raise QuotaError("grammars at a time", self._wait_s) from None
-        except asyncio.CancelledError:
-            for lock in held:
-                lock.release()
-            raise
-        try:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    for lock in (own, self._turn):
+                        await lock.acquire()
+                        held.append(lock)
+            except TimeoutError:
+                raise QuotaError("grammars at a time", self._wait_s) from None
             yield
         finally:
             for lock in held:
                 lock.release()
-            if not own.locked():
-                self._tenants.pop(tenant, None)
+            self._asking[tenant] -= 1
+            # A lock that was just released is not locked, although others wait for it.
+            if not self._asking[tenant]:
+                del self._asking[tenant], self._tenants[tenant]
 
     async def _compile(self, digest: bytes, grammars: list[tuple[str, str]], cpu_s: float) -> None:
         # Shielded: the lane runs one job at a time and finishes a job even if its client leaves or

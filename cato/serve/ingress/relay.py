@@ -12,6 +12,7 @@ from starlette.responses import Response
 from cato.core.runs import FinishRun
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.answers import WrittenForm
+from cato.serve.ingress.body import flag
 from cato.serve.ingress.calls import whole_call
 from cato.serve.ingress.context import Ingress, finish_of
 from cato.serve.ingress.exchange import Exchange, streamed
@@ -22,6 +23,14 @@ from cato.wire.choices import ChoicesWriter, UsageIn
 from cato.wire.events import Event, event_bytes
 
 RECEIPT_HEADER = "X-CATO-Receipt"
+
+
+def wants_receipt(request: Request, extra: Mapping[str, object]) -> bool:
+    """Whether the client asks for the receipt in its stream; raise `InputError` for a bad field.
+
+    Ask before the run starts: after that, no error may leave it running unread.
+    """
+    return request.headers.get(RECEIPT_HEADER) == "1" or flag(extra, "receipt")
 
 
 async def relay_choices(

@@ -27,11 +27,10 @@ def read_responses(body: Mapping[str, object]) -> Conversation:
     if isinstance(said, str):
         messages.append(Message("user", (Part(PartKind.TEXT, said),)))
     else:
-        items = objects(said, _FIELD)
-        if not items:
+        items = [message for item in objects(said, _FIELD) for message in _messages(item)]
+        if not items:  # an item of reasoning may have no text
             raise InputError("input must not be empty", _FIELD)
-        for item in items:
-            messages += _messages(item)
+        messages += items
     tools = body.get("tools")
     listed = objects(tools, "tools") if tools is not None else []
     return Conversation(tuple(_tools(listed)), tuple(messages))

@@ -12,11 +12,15 @@ from ingress_kit import COMPLETION, a_fast_pool, an_access, running
 from test_keys import a_key, bearer
 
 from cato.core.errors import QuotaError
+from cato.core.session import Prompt
 from cato.core.tenancy import Access, ApiKey, Tenant
+from cato.core.workflow import CallSettings
 from cato.serve.access.caller import Caller
 from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
 from cato.serve.access.limits import BURST_S, TenantLimits, TokenBucket, until_next_month_s
+from cato.serve.prompts import most_output_tokens
+from cato.wire.limits import COMPLETION_TOKENS
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
 
@@ -237,3 +241,26 @@ def test_what_is_left_is_told_of_all_replicas_together() -> None:
     left = limits.left(0.0)
     assert left.requests == (60, 6, 4.0)
     assert left.tokens is None
+
+
+def test_a_clock_that_is_set_back_does_not_stop_a_tenant() -> None:
+    bucket = TokenBucket.of(60, 1_000.0)
+    bucket.take(1_000.0, 1.0)
+    assert bucket.wait_s(400.0, 1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "limit", "most"),
+    [
+        ("chat/completions", None, 3_000),
+        ("chat/completions", 50, 50),
+        ("completions", None, COMPLETION_TOKENS),
+        ("embeddings", None, 1),
+    ],
+)
+def test_an_answer_without_a_limit_reserves_all_that_it_may_take(
+    endpoint: str, limit: int | None, most: int
+) -> None:
+    prompt = Prompt(1_000, 1_000)
+    settings = CallSettings("m", endpoint, {}, True, 1, prompt, limit)
+    assert most_output_tokens(settings, 4_000) == most

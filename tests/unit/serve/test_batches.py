@@ -518,3 +518,23 @@ async def test_a_line_on_which_the_runner_fails_does_not_stop_the_others(
         batch = await begun(http, jsonl(a_line("bad"), a_line("f0"), a_line("f1")))
         counts = (await over(http, batch["id"]))["request_counts"]
     assert counts == {"total": 3, "completed": 2, "failed": 1}
+
+
+async def test_limits_hold_for_requests_that_come_at_once(tmp_path: Path) -> None:
+    room = a_room(tmp_path, open_batches=2, file_bytes=100_000, total_bytes=200_000)
+    content = jsonl(*(a_line(f"f{n}", prompt="x" * 9_000) for n in range(8)))
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+    ):
+        answers = await asyncio.gather(*(uploaded(http, content) for _ in range(12)))
+        folder = TenantFolder.of(room.root, "")
+        assert folder.size() <= 200_000
+        kept = [a.json()["id"] for a in answers if a.status_code == 200]
+        assert len(kept) == 2
+        body = {
+            "input_file_id": kept[0], "endpoint": "/v1/completions", "completion_window": "24h",
+        }  # fmt: skip
+        begun = await asyncio.gather(*(http.post("/v1/batches", json=body) for _ in range(20)))
+    assert sorted(b.status_code for b in begun) == [200] * 2 + [400] * 18
+    assert len(folder.open_ids()) == 2

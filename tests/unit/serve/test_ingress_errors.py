@@ -57,6 +57,8 @@ from cato.serve.ingress.failures import failure_of_error
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
 
+OF_ONE = [{"role": "user", "content": "x"}]
+NO_THOUGHT = [{"type": "reasoning", "summary": []}]
 BROKEN = """
 name: broken
 description: Its last node cannot work.
@@ -492,3 +494,43 @@ async def test_a_lost_stream_that_cannot_go_on_ends_with_an_error_the_client_rai
             with pytest.raises(openai.APIError, match="engine was lost"):
                 async for _ in stream:
                     pass
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": OF_ONE, "cato": {"receipt": 1}}),
+        ("/v1/completions", {"prompt": "x", "cato": {"receipt": "yes"}}),
+        ("/v1/fim/completions", {"prompt": "x", "stream_options": {"include_usage": 1}}),
+        ("/v1/fim/completions", {"prompt": "x", "stream_options": "x"}),
+    ],
+)
+async def test_a_request_that_is_refused_leaves_nothing_running(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    slow = a_slow_pool()
+    async with running(tmp_path, slow, workflows=(COMPLETION,)) as kit, kit.http() as http:
+        answer = await http.post(path, json={"model": "slow", "max_tokens": 900, **body})
+        await asyncio.sleep(0.2)
+        assert await slow.running() == 0
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"model": "cato-generation", "input": NO_THOUGHT}),
+        ("/v1/responses", {"input": NO_THOUGHT}),
+        ("/v1/completions", {"model": "fast", "prompt": "x", "max_completion_tokens": -2}),
+        ("/v1/messages", {"model": "fast", "messages": OF_ONE, "max_output_tokens": -2}),
+    ],
+)
+async def test_odd_fields_are_no_defects_of_the_server(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION, GENERATION)) as kit,
+        kit.http() as http,
+    ):
+        answer = await http.post(path, json=body)
+    assert answer.status_code == 400, answer.text

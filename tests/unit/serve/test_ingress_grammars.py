@@ -184,3 +184,22 @@ async def test_every_door_refuses_what_takes_minutes(
     assert [a.status_code for a in answers] == [400] * 4, [a.text for a in answers]
     assert all("too long to compile" in a.text for a in answers)
     assert served.status_code == 200
+
+
+async def test_a_tenant_that_goes_on_sending_has_one_turn_at_a_time() -> None:
+    grammars = Grammars(wait_s=60.0)
+    in_queue: list[int] = []
+
+    async def ask() -> None:
+        async with grammars._turns("a"):
+            in_queue.append(len(grammars._turn._waiters or ()))
+            await asyncio.sleep(0.01)
+
+    asked = []
+    for _ in range(30):  # more come while each ends
+        asked.append(asyncio.create_task(ask()))
+        await asyncio.sleep(0.004)
+    await asyncio.wait(asked)
+    assert max(in_queue) == 0, "only the tenant's first one may wait for the worker"
+    assert not grammars._tenants
+    grammars.close()

@@ -436,3 +436,23 @@ async def test_the_next_engine_is_told_what_was_written_and_counted(
     assert asked.begun_tokens + limit == TOKENS
     is_template = endpoint is not Endpoint.COMPLETIONS
     assert asked.begun == (answer.text.rstrip() if is_template else answer.text)
+
+
+def test_a_continued_message_tells_the_stop_sequence_at_which_it_ended() -> None:
+    call = a_call(Endpoint.MESSAGES, stop_sequences=["END"])
+    answer = Answer()
+    answer.next_call(call)
+    start = {"id": "m", "content": [], "model": "m", "usage": {"input_tokens": 9}}
+    block = {"type": "text", "text": ""}
+    opening: list[Event] = [
+        {"type": "message_start", "message": start},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}},
+    ]
+    answer.add(EngineChunk("hi", 1, 9, 0, raw=events_bytes(opening)))
+    answer.next_call(call)
+    choice = {"index": 0, "delta": {"content": " you"}, "finish_reason": "stop"}
+    last = {"id": "c", "choices": [{**choice, "stop_reason": "END"}]}
+    sent = answer.add(EngineChunk(" you", 2, 11, 0, "stop", raw=event_bytes(last)))
+    (stopped,) = [e["delta"] for e in events_of(sent) if e.get("type") == "message_delta"]
+    assert stopped == {"stop_reason": "stop_sequence", "stop_sequence": "END"}

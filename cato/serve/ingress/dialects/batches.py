@@ -129,10 +129,7 @@ def _add_batches(router: APIRouter, ingress: Ingress) -> None:
             raise InputError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
         source = await _own_file(ingress, request, str(body.get("input_file_id")), "input_file_id")
         metadata = _metadata(sub_object(body, "metadata"))
-        if len(folder.open_ids()) >= most.open_batches:
-            raise InputError(
-                f"{most.open_batches} batches are in progress; wait for one to finish or cancel one"
-            )
+        _check_open(folder, most)
         lines, problem = await asyncio.to_thread(
             checked, folder.content(source.id), str(endpoint), most.lines, ingress.max_body_bytes
         )
@@ -144,9 +141,7 @@ def _add_batches(router: APIRouter, ingress: Ingress) -> None:
             errors=({"code": "invalid_file", "message": problem, "param": None, "line": None},)
             if problem else (),
         )  # fmt: skip
-        keep = folder.write if problem else folder.open
-        await asyncio.to_thread(folder.make_room)
-        await asyncio.to_thread(keep, batch)
+        await asyncio.to_thread(_opened, folder, most, batch)
         return JsonAnswer(_batch(folder, batch))
 
     @router.get("/v1/batches", responses=document.BATCHES)
@@ -226,8 +221,29 @@ def _list(data: list[dict[str, object]]) -> Response:
     return JsonAnswer({"object": "list", "data": data, "has_more": False, **ids})
 
 
+def _check_open(folder: TenantFolder, limits: BatchLimits) -> None:
+    if len(folder.open_ids()) >= limits.open_batches:
+        raise InputError(
+            f"{limits.open_batches} batches are in progress; wait for one to finish or cancel one"
+        )
+
+
+def _opened(folder: TenantFolder, limits: BatchLimits, batch: Batch) -> None:
+    with folder.locked():  # others may have been opened while the file was read
+        folder.make_room()
+        if batch.is_over:
+            folder.write(batch)
+            return
+        _check_open(folder, limits)
+        folder.open(batch)
+
+
 def _kept(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileFacts:
-    folder.make()
+    with folder.locked():
+        return _kept_alone(folder, limits, given)
+
+
+def _kept_alone(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileFacts:
     room = limits.total_bytes - folder.size()
     is_full = room < LEAST_BYTES
     id, most = new_id("file"), min(limits.file_bytes, room)

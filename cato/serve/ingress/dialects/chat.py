@@ -29,7 +29,7 @@ from cato.serve.ingress.chats import start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.hints import TIERS
 from cato.serve.ingress.naming import with_model
-from cato.serve.ingress.relay import RECEIPT_HEADER, relay_choices
+from cato.serve.ingress.relay import relay_choices, wants_receipt
 from cato.wire.chat import ChatWriter
 from cato.wire.choices import UsageIn
 from cato.wire.endpoint import Endpoint
@@ -55,6 +55,7 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
         task = start_task(ingress, request, target, chat)
         form = WrittenForm(writer)
         return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
+    has_receipt = wants_receipt(request, chat.extra)
     passed = {**chat.body, "messages": with_known_roles(chat.body["messages"])}
     task = await start_model(ingress, request, target, replace(chat, body=passed))
     return await relay_choices(
@@ -63,7 +64,7 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
         task,
         writer,
         is_streamed=chat.is_streamed,
-        has_receipt=request.headers.get(RECEIPT_HEADER) == "1" or flag(chat.extra, "receipt"),
+        has_receipt=has_receipt,
     )
 
 

@@ -33,7 +33,7 @@ from cato.serve.ingress.hints import tier_of
 from cato.serve.ingress.limits import limited, max_tokens_of, stops_of
 from cato.serve.ingress.naming import COMPLETION, Target, pool_of, resolve, with_model
 from cato.serve.ingress.parameters import sampling_of
-from cato.serve.ingress.relay import RECEIPT_HEADER, relay_choices
+from cato.serve.ingress.relay import relay_choices, wants_receipt
 from cato.serve.pools import PoolInfo
 from cato.serve.prompts import fim_stops
 from cato.serve.service import PRIOR_OUTPUT_TOKENS, ModelCall
@@ -102,7 +102,7 @@ async def _call(
     extra: dict[str, object],
     writer: CompletionsWriter,
 ) -> Response:
-    is_streamed = flag(body, "stream")
+    is_streamed, has_receipt = flag(body, "stream"), wants_receipt(request, extra)
     pool = pool_of(ingress, target.model)
     passed = engine_body(_in_its_own_form(pool, body), is_streamed=is_streamed)
     called, salt = pool.model.called(target.model), ingress.salt_of(request)
@@ -131,7 +131,7 @@ async def _call(
         task,
         writer,
         is_streamed=is_streamed,
-        has_receipt=request.headers.get(RECEIPT_HEADER) == "1" or flag(extra, "receipt"),
+        has_receipt=has_receipt,
     )
 
 

@@ -46,9 +46,10 @@ def routes(ingress: Ingress) -> APIRouter:
             stops=stops_of(body),
             sampling=_sampling(body),
         )
+        usage_in = _usage_in(body)
         task = start_fill(ingress, request, target, fill, body, extra)
         writer = ChatWriter(
-            request_id(request), str(body.get("model") or ""), int(time.time()), _usage_in(body)
+            request_id(request), str(body.get("model") or ""), int(time.time()), usage_in
         )
         form = WrittenForm(writer, has_signs=False)  # editors lose data after a keep-alive
         shed = partial(form.nothing, is_streamed=is_streamed)

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from cato.core.administration import Change
-from cato.core.tenancy import Access, ApiKey, KeyHistory, Tenant, month_of
+from cato.core.tenancy import Access, ApiKey, KeyHistory, Tenant
 from cato.store import keyed
 from cato.store.errors import StoreError
+from cato.store.keys import this_month
 from cato.store.location import store_url
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
@@ -37,7 +37,7 @@ class AccessBook:
         """All keys, tenants and this month's spending; None if they could never be read."""
         async with self._reading:  # callers wait for the first read
             if time.monotonic() - self._read_at_s >= ACCESS_AGE_S:
-                month = month_of(datetime.now(UTC))
+                month = this_month()
                 try:
                     known = self._access
                     self._access = await asyncio.to_thread(

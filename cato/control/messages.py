@@ -13,9 +13,9 @@ from cato.core.events import (
     FirstTokenSent,
     InvocationEnded,
     InvocationWithdrawn,
-    ReplicaLost,
     ReplicaProgressed,
     ReplicaReported,
+    StreamLost,
 )
 from cato.core.ids import InvocationId, ReplicaId
 from cato.core.kv_events import NodeNews
@@ -101,7 +101,7 @@ Told = (
     | FirstTokenSent
     | InvocationEnded
     | InvocationWithdrawn
-    | ReplicaLost
+    | StreamLost
     | CacheChanged
 )
 """Notes to a router: events whose `now_s` the router replaces by its own clock."""
@@ -111,7 +111,7 @@ CODEC = Codec(
         Generate, EngineRequest, CallTarget, EngineChunk, Endpoint, AdapterSpec,
         Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop, Left,
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
-        InvocationWithdrawn, ReplicaLost, CacheChanged, NodeNews, Follow, ShardLoad, Shards,
+        InvocationWithdrawn, StreamLost, CacheChanged, NodeNews, Follow, ShardLoad, Shards,
         SlotReport, SlotState, SlotOrder, HostedModel, HostedOn, ModelSpec, TemplateFacts,
     ),
     {LengthBelief: received},

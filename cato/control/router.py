@@ -102,8 +102,6 @@ class ReplicaRouter:
                 self._leases.withdraw(id, attempt, reason)
             case ReplicaReported(replica_id=replica) if replica in self._gone:
                 pass
-            case ReplicaLost(_, replica, reason):
-                self.lose(replica, reason)
             case _:
                 self._ensure_ticking()
                 self._handle(changed(told, now_s=_now_s()))

@@ -9,6 +9,7 @@ from typing import Protocol
 from cato.control.links import take
 from cato.control.messages import Door, Follow, Joined, Leased, Left, Offer, Stop, Told
 from cato.core.commands import Dispatch, Preempt
+from cato.core.events import StreamLost
 from cato.core.ids import PoolName, ReplicaId
 from cato.core.shards import NO_LOAD, ShardLoad
 from cato.core.snapshot import Invocation
@@ -90,6 +91,8 @@ class RouterLinks(Passive):
                 peer.note(self._shards)
             case Left(replica):
                 self._router.leave(replica)
+            case StreamLost(_, replica, _, _, reason) if replica not in self._replicas:
+                self._router.lose(replica, reason)  # it has no link of its own that would tell
             case Follow(False):
                 self._followers.discard(peer)
             case Follow():

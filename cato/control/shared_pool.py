@@ -28,9 +28,9 @@ from cato.core.events import (
     CacheChanged,
     Event,
     InvocationWithdrawn,
-    ReplicaLost,
     ReplicaProgressed,
     ReplicaReported,
+    StreamLost,
 )
 from cato.core.eviction import CopyId, ModelFacts
 from cato.core.ids import DeploymentName, InvocationId, ModelName, ReplicaId
@@ -300,10 +300,11 @@ class SharedPool:
                 for name in self._lines_of(id):
                     self._leases[name].withdraw(id, attempt, reason)
                 return
-            case ReplicaLost(_, slot, reason):
-                self.lose(slot, reason)
-                return
-            case ReplicaProgressed(replica_id=slot) | CacheChanged(replica_id=slot):
+            case (
+                ReplicaProgressed(replica_id=slot)
+                | CacheChanged(replica_id=slot)
+                | StreamLost(replica_id=slot)
+            ):
                 model = self.slots.model_on(slot)
                 names = [model] if model in self._core.lines else []
             case ReplicaReported():

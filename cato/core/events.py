@@ -45,6 +45,20 @@ class ReplicaLost:
 
 
 @record
+class StreamLost:
+    """A call's stream from the replica broke; the replica itself may be well.
+
+    The lease of that attempt ends, and the replica gets no new calls until its next report.
+    """
+
+    now_s: float
+    replica_id: ReplicaId
+    invocation_id: InvocationId
+    attempt: int
+    reason: str
+
+
+@record
 class InvocationOffered:
     """An ingress requests a lease. Offering an id again is harmless."""
 
@@ -144,6 +158,7 @@ class Ticked:
 Event = (
     ReplicaReported
     | ReplicaLost
+    | StreamLost
     | InvocationOffered
     | InvocationWithdrawn
     | FirstTokenSent

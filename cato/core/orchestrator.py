@@ -23,6 +23,7 @@ from cato.core.events import (
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReported,
+    StreamLost,
     Ticked,
     TurnCame,
     TurnsEnded,
@@ -127,6 +128,8 @@ class PoolOrchestrator:
                 return ()
             case ReplicaLost():
                 self._lose(event.replica_id)
+            case StreamLost():
+                self._doubt(event)
             case PoliciesChanged():
                 self._backlog.change_policies(event.policies)
                 if not event.policies.reserve:
@@ -361,6 +364,21 @@ class PoolOrchestrator:
         self._leases.lose(replica)
         self._backlog.unbind(replica)
         replica.accepting_work = False
+        self._backlog.place_replica(replica)
+
+    def _doubt(self, event: StreamLost) -> None:
+        """Its call is offered again, and should go elsewhere."""
+        replica = self._replicas.known.get(event.replica_id)
+        if replica is None:
+            return
+        lease = self._leases.by_id.get(event.invocation_id)
+        if lease is not None and (lease.replica_id, lease.command.attempt) == (
+            replica.id,
+            event.attempt,
+        ):
+            self._leases.release(event.invocation_id)
+        replica.accepting_work = False
+        self._backlog.unbind(replica)
         self._backlog.place_replica(replica)
 
     def _note_first_token(self, event: FirstTokenSent) -> tuple[Command, ...]:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 SLA_CLASSES = ("interactive", "standard", "batch")
 """Classes of an SLA, the most urgent first."""
-
-
-def month_of(now: datetime) -> str:
-    """The month of budgets, as 2026-11; `now` in UTC."""
-    return now.strftime("%Y-%m")
 
 
 class Role(StrEnum):

@@ -26,7 +26,7 @@ from cato.core.errors import (
     StartingError,
     UnknownNameError,
 )
-from cato.core.events import ReplicaLost
+from cato.core.events import StreamLost
 from cato.core.follow_ups import CallsBefore
 from cato.core.ids import InvocationId, PoolName, ReplicaId, TaskName
 from cato.core.orchestrator import PoolPicture
@@ -177,14 +177,14 @@ class RayPools:
                 link.ended(lease.invocation_id)
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
-        """Tell the router that the replica is lost, so that the retry goes elsewhere."""
+        """Tell the router that the call's stream is lost, so that the retry goes elsewhere."""
         if (link := self._links.get(self._led_by(pool))) is not None:
-            # A draining replica still reports, which would cancel a `ReplicaLost`: send `Left`.
-            id, has_left = (
-                lease.replica_id,
-                replica_sets.has_left(lease.deployment, lease.replica_id),
-            )
-            link.tell(Left(id) if has_left else ReplicaLost(0.0, id, why))
+            # A draining replica still reports, which would bring it back: send `Left`.
+            id = lease.replica_id
+            if replica_sets.has_left(lease.deployment, id):
+                link.tell(Left(id))
+            else:
+                link.tell(StreamLost(0.0, id, lease.invocation_id, lease.attempt, why))
 
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if (link := self._links.get(self._led_by(pool))) is not None:

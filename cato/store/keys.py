@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any, assert_never
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -24,6 +25,11 @@ from cato.store.connections import Connections
 from cato.store.errors import StoreCorruptError, StoreUnavailableError
 from cato.store.rows import key_row, upsert
 from cato.store.schema import api_keys, audit, tenants, usage
+
+
+def this_month() -> str:
+    """The month of budgets, as 2026-11; in UTC."""
+    return datetime.now(UTC).strftime("%Y-%m")
 
 
 class KeyTables(Connections):

@@ -30,6 +30,7 @@ from cato.core.events import (
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReported,
+    StreamLost,
     Ticked,
     TurnCame,
     TurnsEnded,
@@ -51,6 +52,7 @@ _EVENTS: dict[str, type] = {
     for c in (
         ReplicaReported,
         ReplicaLost,
+        StreamLost,
         InvocationOffered,
         InvocationWithdrawn,
         FirstTokenSent,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,13 @@ from cato.control import actors, host_drain
 from cato.lab.client import BenchError
 from cato.serve.ports import free_port
 
+log = logging.getLogger("cato.local_ray")
+
 LEAST_LOGICAL_CPUS = 16
 OBJECT_STORE_BYTES = 150_000_000
 PROBE_TIMEOUT_S = 5.0
+# Ray waits half a minute for a new host; a busy machine may need longer.
+ADD_TRIES = 3
 POLL_S = 0.2
 
 
@@ -44,6 +49,7 @@ class Hosts:
         )
         self._has = {f"host-{i}": dict(has) for i, has in enumerate(others, 1)}
         self._up: dict[str, Any] = {}
+        self._changing = threading.Lock()  # `Cluster` is not made for threads
         for name in self._has:
             self.add(name)
 
@@ -56,19 +62,32 @@ class Hosts:
         return sorted(self._up)
 
     def add(self, name: str) -> None:
-        """A new host with the resources of `name`."""
-        self._up[name] = self._cluster.add_node(**self._has[name])
+        """A new host with the resources of `name`; raise what Ray raises when it never comes up."""
+        with self._changing:
+            for tries_left in range(ADD_TRIES - 1, -1, -1):
+                before = set(self._cluster.worker_nodes)
+                try:
+                    self._up[name] = self._cluster.add_node(**self._has[name])
+                    return
+                except Exception as error:  # the machine is busy; Ray raises many kinds
+                    log.warning("%s did not come up: %r", name, error)
+                    for node in self._cluster.worker_nodes - before:
+                        self._cluster.remove_node(node, allow_graceful=False)
+                    if not tries_left:
+                        raise
 
     def lose(self, name: str) -> None:
         """Kill every process of a host without telling Ray."""
-        self._cluster.remove_node(self._up.pop(name), allow_graceful=False)
+        with self._changing:
+            self._cluster.remove_node(self._up.pop(name), allow_graceful=False)
 
     def drain(self, name: str, within_s: float) -> None:
         """Announce that a host leaves within this time, and remove it once it holds nothing."""
         node = self._up.pop(name)
         host_drain.begin(node.node_id, within_s, "a drill")
         host_drain.wait(node.node_id, within_s)
-        self._cluster.remove_node(node, allow_graceful=False)
+        with self._changing:
+            self._cluster.remove_node(node, allow_graceful=False)
 
     def end(self) -> None:
         self._cluster.shutdown()

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from cato.control.leases import Leases
 from cato.control.messages import Generate, Left, Stop, Told
@@ -20,7 +19,7 @@ from cato.core.administration import AuditEntry, Change
 from cato.core.budgets import NodeEstimate
 from cato.core.commands import Dispatch, Preempt
 from cato.core.errors import EngineDeadError, ReplicaLostError, StartingError, UnknownNameError
-from cato.core.events import Event, InvocationOffered, ReplicaLost, Ticked
+from cato.core.events import Event, InvocationOffered, ReplicaLost, StreamLost, Ticked
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolOrchestrator
@@ -38,7 +37,6 @@ from cato.core.tenancy import (
     Tenant,
     TurnUsage,
     Usage,
-    month_of,
     turn_usage,
 )
 from cato.core.topology import DeploymentSpec, EngineSpec, ModelSpec, PoolPolicies
@@ -51,6 +49,7 @@ from cato.serve.own_model import OwnModel
 from cato.serve.pools import PoolInfo, pool_named
 from cato.serve.replica import Replica, Report
 from cato.store.errors import StoreUnavailableError
+from cato.store.keys import this_month
 from cato.store.store import MetadataStore
 from cato.telemetry.decisions import DecisionBook
 from cato.telemetry.metrics import render_fleet
@@ -253,7 +252,9 @@ class LocalPool:
                     yield chunk
         except (EngineDeadError, ReplicaLostError) as error:
             if replica.answers:
-                self._handle(ReplicaLost(time.monotonic(), lease.replica_id, str(error)))
+                id, attempt = lease.invocation_id, lease.attempt
+                lost = StreamLost(time.monotonic(), lease.replica_id, id, attempt, str(error))
+                self._handle(lost)
             else:
                 self._lose(lease.replica_id, str(error))
             raise
@@ -402,7 +403,7 @@ class LocalRecords:
         return [c for c in self.card_times if since <= c.day <= until]
 
     async def access(self) -> Access:
-        return self._kept().access(month_of(datetime.now(UTC)))
+        return self._kept().access(this_month())
 
     async def administer(
         self, change: Change, by: str, within: str | None

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ingress_kit import until
 from kits.builders import a_profile, a_report, an_invocation
 
 from cato.control.messages import Generate, Offer, Told
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError, EngineError, LinkError, ReplicaLostError
-from cato.core.events import ReplicaProgressed
+from cato.core.events import ReplicaProgressed, StreamLost
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
@@ -187,6 +188,26 @@ async def test_the_leases_of_a_replica_end_with_its_link(lives: Lives, tmp_path:
     await lives.queued(1)  # it is leased to nobody: the replica takes no work
     lives.router.take(a_report(REPLICA))
     assert (await asyncio.wait_for(waiting, 5)).replica_id == REPLICA
+
+
+async def test_a_stream_that_breaks_ends_only_its_own_lease_while_the_replica_is_linked(
+    lives: Lives, tmp_path: Path
+) -> None:
+    ingress, _ = await lives.dial(0, Passive())
+    lost = StreamLost(0.0, REPLICA, InvocationId("broken"), 1, "its stream broke")
+    async with joined(lives.router, REPLICA, tmp_path):
+        lives.router.take(a_report(REPLICA, slots=3))
+        for id in ("broken", "well"):
+            await lives.router.offer(an_invocation(id))
+        ingress.note(lost)
+        await until(lambda: lives.router._core.leased == {"well"}, within_s=5)
+        waiting = asyncio.ensure_future(lives.router.offer(an_invocation("broken", attempt=2)))
+        await lives.queued(1)
+        lives.router.take(a_report(REPLICA, slots=3, held=["well"]))
+        assert (await asyncio.wait_for(waiting, 5)).replica_id == REPLICA
+    lives.router.take(a_report(REPLICA, slots=3, held=["well"]))
+    ingress.note(lost)
+    await until(lambda: not lives.router._core.replicas, within_s=5)
 
 
 # Tokens

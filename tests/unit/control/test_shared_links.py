@@ -22,14 +22,15 @@ from test_shared_pool import (
 
 from cato.control.shared_pool import SharedPool
 from cato.core.errors import EngineDeadError, LinkError, ReplicaLostError
-from cato.core.ids import HostId, ModelName, PoolName, ReplicaId
+from cato.core.events import StreamLost
+from cato.core.ids import HostId, InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.topology import SharedPoolSpec
 from cato.serve import replica_link
 from cato.serve.engine_loader import EngineLoader
 from cato.serve.lease_link import LeaseLink
 from cato.serve.ordered_models import OrderedModels
 from cato.serve.replica import Replica
-from cato.serve.replica_link import ReplicaLink
+from cato.serve.replica_link import REPORT_S, ReplicaLink
 from cato.serve.token_streams import TokenStreams
 from cato.wire.link.connection import Connection, Handler
 from cato.wire.link.endpoints import Listener
@@ -157,6 +158,22 @@ async def test_a_slot_that_ends_is_lost_at_once_and_the_call_is_served_by_anothe
     await until(lambda: cluster.books.picture().slots == ())
     cluster.add("b")
     assert await cluster.ask("1", JAVA) == text_of(JAVA)
+
+
+async def test_a_stream_that_breaks_unloads_no_model(cluster: Cluster) -> None:
+    slot = cluster.add("a")
+    cluster.add("b")
+    assert await cluster.ask("1", JAVA) == text_of(JAVA)
+    assert await cluster.ask("2", GO) == text_of(GO)
+    before = {s.slot: s.model for s in cluster.books.picture().slots}
+    holder = next(s.slot for s in cluster.books.picture().slots if s.model == JAVA)
+    cluster.ingress.tell(StreamLost(0.0, holder, InvocationId("1"), 1, "its stream broke"))
+    assert await cluster.ask("3", JAVA) == text_of(JAVA)
+    await asyncio.sleep(2 * REPORT_S)
+    picture = cluster.books.picture()
+    assert {s.slot: s.model for s in picture.slots} == before
+    assert picture.counts.loads == 2
+    assert held(slot) == 0
 
 
 async def test_new_books_cut_no_stream_and_find_what_runs(cluster: Cluster) -> None:

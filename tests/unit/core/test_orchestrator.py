@@ -25,6 +25,7 @@ from cato.core.events import (
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReported,
+    StreamLost,
     Ticked,
 )
 from cato.core.fairness import TokenShares
@@ -57,6 +58,7 @@ from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.slack_priority import LateLast
 from cato.policies.registry import ORDERING, ROUTING
 from cato.policies.routing.cato import CatoRouting
+from cato.policies.routing.foresight import LEAVES_ROOM
 
 FAST, SLOW = a_profile(prefill_s=0.1), a_profile(prefill_s=1.0, token_s=0.1)
 # What a prompt costs depends on its length, and the cache holds three blocks of prompts.
@@ -351,6 +353,13 @@ class Books:
                 )
             case ReplicaLost(_, replica_id):
                 self._lose(replica_id)
+            case StreamLost(_, replica_id, id, attempt) if replica_id in self.replicas:
+                lease = self.leases.get(id)
+                held = None if lease is None else (lease.command.replica_id, lease.command.attempt)
+                if held == (replica_id, attempt):
+                    self._free(id)
+                known = self.replicas[replica_id]
+                known.report = replace(known.report, accepting=False)
             case PoliciesChanged(_, policies):
                 self.policies = policies
                 if not policies.reserve:
@@ -782,6 +791,9 @@ reports = st.builds(
     st.sampled_from([True, True, False]),
 )
 lost = st.builds(ReplicaLost, st.just(0.0), replica_ids, st.just("gone"))
+broken = st.builds(
+    StreamLost, st.just(0.0), replica_ids, ids, st.sampled_from([1, 1, 2]), st.just("broke")
+)
 ends = st.builds(
     InvocationEnded,
     st.just(0.0),
@@ -824,7 +836,7 @@ def histories(
     offered = offers.map(lambda invocation: InvocationOffered(0.0, invocation))
     changes = st.builds(PoliciesChanged, st.just(0.0), st.sampled_from(policies))
     events = (*(offered,) * 5, *(ends,) * 3, *(reports,) * 2, *(progress,) * 2)
-    events += (withdrawals, first_tokens, lost, ticks, changes)
+    events += (withdrawals, first_tokens, lost, broken, ticks, changes)
     if is_busy:
         events = (*(offered,) * 4, *(ends,) * 3, *(progress,) * 2)
     # `one_of` would take each of them once.
@@ -1016,6 +1028,7 @@ def play(
         if books.asks_all:
             has_room = any(books.has_room(id) for id in books.replicas)
             kept = [i for i in books.waiting.values() if not some_held or i.draw < 0.5]
+            kept = [i for i in kept if pool.why_waiting(i.id) != LEAVES_ROOM]
             assert not (kept and has_room), f"{kept[0].id} waits although there is room"
     return pool
 

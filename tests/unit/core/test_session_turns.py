@@ -14,9 +14,11 @@ from cato.core.events import (
     InvocationWithdrawn,
     ReplicaLost,
     ReplicaReported,
+    StreamLost,
 )
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
+from cato.core.profile import Profile
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
 from cato.lab.studies.agent_fleet import card_profile
 from cato.policies.schedulers import foresight
@@ -30,21 +32,24 @@ def a_pool(replicas: int = 2, kv_nodes: int = 9000, host_nodes: int = 0) -> Pool
     host_tokens = host_nodes * PREFIX_BLOCK_TOKENS
     profile = replace(LARGE, kv_capacity_tokens=kv_nodes * PREFIX_BLOCK_TOKENS)
     for i in range(replicas):
-        report = ReplicaReported(
-            0.0,
-            ReplicaId(f"r{i}"),
-            DeploymentName("d"),
-            profile,
-            256,
-            0,
-            True,
-            (),
-            prefix_caching=True,
-            step_tokens=2048,
-            host_tokens=host_tokens,
-        )
-        pool.handle(report)
+        pool.handle(a_report(ReplicaId(f"r{i}"), profile, host_tokens))
     return pool
+
+
+def a_report(id: ReplicaId, profile: Profile, host_tokens: int = 0) -> ReplicaReported:
+    return ReplicaReported(
+        0.0,
+        id,
+        DeploymentName("d"),
+        profile,
+        256,
+        0,
+        True,
+        (),
+        prefix_caching=True,
+        step_tokens=2048,
+        host_tokens=host_tokens,
+    )
 
 
 def a_turn(session: str, number: int, nodes: int = NODES, at_s: float = 0.0) -> Invocation:
@@ -152,3 +157,21 @@ def test_sessions_of_a_lost_replica_begin_anew_elsewhere() -> None:
     moved = served(pool, a_turn("1", 2, at_s=10.0))
     assert moved.replica_id != home
     assert moved.remaining_s > 1.0
+
+
+def test_a_broken_stream_costs_no_other_call_its_lease_and_no_session_its_cache() -> None:
+    pool = a_pool()
+    home = served(pool, a_turn("1", 1)).replica_id
+    other, broken = a_turn("1", 2, at_s=4.0), a_turn("1", 3, at_s=4.0)
+    assert the_dispatch(pool.handle(InvocationOffered(4.0, other))).replica_id == home
+    assert the_dispatch(pool.handle(InvocationOffered(4.0, broken))).replica_id == home
+    pool.handle(StreamLost(5.0, home, broken.id, 1, "its answer ended early"))
+    assert pool.leased == {other.id}
+    again = the_dispatch(pool.handle(InvocationOffered(5.0, replace(broken, attempt=2))))
+    assert again.replica_id != home, "it goes elsewhere until the replica has reported"
+    pool.handle(InvocationEnded(6.0, other.id, 1, 50, "done"))
+    profile = replace(LARGE, kv_capacity_tokens=9000 * PREFIX_BLOCK_TOKENS)
+    pool.handle(replace(a_report(home, profile), now_s=6.0))
+    later = served(pool, a_turn("1", 4, at_s=8.0))
+    assert later.replica_id == home
+    assert later.cached_tokens > 0.9 * NODES * PREFIX_BLOCK_TOKENS

@@ -98,7 +98,7 @@ def test_exactly_the_commas_between_values_are_counted(value: Any, most: int) ->
 
 
 async def test_an_unclosed_string_of_escaped_quotes_takes_no_time() -> None:
-    # A pattern for whole strings began anew at each quote: 9 s for the smallest of these.
+    # A pattern for whole strings began again at each quote: 9 s for the smallest of these.
     for data in (b'"' + b'\\"' * n + b"," * (MAX_VALUES + 1) for n in (2_000, 1_800_000)):
         started_s = process_time()
         with pytest.raises(InputError, match="not valid JSON"):

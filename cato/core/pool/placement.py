@@ -259,7 +259,7 @@ class Placement:
 
         Weights in host memory that do not load are read from storage at once. If loading from
         storage fails too, the wait grows with each try, and in the end the model's queue is given
-        up.
+        up, unless another copy of the model serves it or is loading.
         """
         copy = self._fleet.copies.get(event.copy_id)
         if copy is None:
@@ -273,7 +273,7 @@ class Placement:
         model.failures += 1
         delay_s = min(MAX_LOAD_RETRY_S, LOAD_RETRY_S * 2.0 ** (model.failures - 1))
         model.retry_at_s = event.now_s + delay_s
-        if model.failures < LOAD_TRIES:
+        if model.failures < LOAD_TRIES or self._fleet.copies_of(copy.model):
             return ()
         problem = f"{copy.model} did not load in {model.failures} tries: {event.problem}"
         given_up = tuple(model.line.waiting)

@@ -476,6 +476,22 @@ def test_a_model_that_never_loads_is_given_up_and_holds_up_nobody_else() -> None
     assert fleet.waiting() == ()
 
 
+def test_calls_wait_for_the_copy_that_serves_when_another_one_does_not_load() -> None:
+    fleet = a_fleet(a_model("a", max_running=1, max_copies=2), cards=2, order=QueueAware())
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    fleet.handle(LoadFinished(1.0, load.copy_id))
+    commands, now_s = queue(fleet, "2", "a", 2.0), 2.0
+    for _ in range(LOAD_TRIES + 1):
+        (second,) = commands
+        assert isinstance(second, Load)
+        assert fleet.handle(LoadFailed(now_s, second.copy_id, "broken")) == ()
+        now_s += MAX_LOAD_RETRY_S
+        commands = fleet.handle(Looked(now_s))
+    (served,) = [c for c in fleet.finish(now_s, "1") if isinstance(c, Started)]
+    assert (served.id, served.copy_id) == ("2", load.copy_id)
+
+
 def test_models_come_and_go_and_one_in_use_stays() -> None:
     fleet = a_fleet(a_model("a"))
     fleet.handle(an_added(a_model("b", load_s=2.0)))

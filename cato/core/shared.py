@@ -186,3 +186,4 @@ class SharedOrchestrator:
             assert set(line.replicas) == ready, f"{name}: {sorted(line.replicas)}"
         used = [card for c in copies for card in c.cards]
         assert len(used) == len(set(used)), "an accelerator holds one model"
+        self.placement.check_invariants()

@@ -47,6 +47,7 @@ LOAD_RETRY_S = 1.0
 MAX_LOAD_RETRY_S = 60.0
 # After this many failures in a row the model's waiting calls are given up: 1 + 2 + 4 s passed.
 LOAD_TRIES = 4
+MOST_DOUBLINGS = 10  # more than enough for the longest wait; 2.0**1024 overflows
 
 
 class Placement:
@@ -282,7 +283,8 @@ class Placement:
             self._fleet.note_failure(copy, event.now_s)
         model = self._fleet.models[copy.model]
         model.failures += 1
-        delay_s = min(MAX_LOAD_RETRY_S, LOAD_RETRY_S * 2.0 ** (model.failures - 1))
+        doubled = min(model.failures - 1, MOST_DOUBLINGS)
+        delay_s = min(MAX_LOAD_RETRY_S, LOAD_RETRY_S * 2.0**doubled)
         model.retry_at_s = event.now_s + delay_s
         if model.failures < LOAD_TRIES or self._fleet.copies_of(copy.model):
             return ()

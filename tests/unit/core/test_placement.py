@@ -477,6 +477,14 @@ def test_a_model_that_never_loads_is_given_up_and_holds_up_nobody_else() -> None
     assert fleet.waiting() == ()
 
 
+def test_a_model_that_must_be_loaded_is_tried_for_days() -> None:
+    fleet = a_fleet(a_model("a", min_copies=1))
+    for n in range(1100):
+        commands = fleet.handle(Looked(n * MAX_LOAD_RETRY_S))
+        (load,) = [c for c in commands if isinstance(c, Load)]
+        fleet.handle(LoadFailed(n * MAX_LOAD_RETRY_S, load.copy_id, "no such file"))
+
+
 def test_calls_wait_for_the_copy_that_serves_when_another_one_does_not_load() -> None:
     fleet = a_fleet(a_model("a", max_running=1, max_copies=2), cards=2, order=QueueAware())
     (load,) = queue(fleet, "1", "a", 0.0)

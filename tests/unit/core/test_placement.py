@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -63,7 +63,15 @@ from cato.core.pool.placement_events import (
     Served,
 )
 from cato.core.profile import UNMEASURED
-from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator, Told
+from cato.core.shared import (
+    Looked,
+    ModelAdded,
+    ModelPoliciesChanged,
+    OfLine,
+    SharedEvent,
+    SharedOrchestrator,
+    Told,
+)
 from cato.core.snapshot import Invocation
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
@@ -608,6 +616,17 @@ def test_a_smaller_host_memory_forgets_weights() -> None:
         serve_once(fleet, str(i), model, float(i))
     fleet.handle(HostMemorySized(9.0, HostMemory(HostId("h"), 10**9)))
     assert fleet.books.placement.in_host_memory() == {"h": ("a",)}
+
+
+def test_weights_in_memory_outlast_new_policies_but_not_new_facts() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"), memory_gb=4)
+    serve_once(fleet, "1", "a", 0.0)
+    serve_once(fleet, "2", "b", 1.0)
+    for model in (A, B):
+        fleet.handle(ModelPoliciesChanged(2.0, model, replace(BY_ARRIVAL, max_queued=1)))
+    assert fleet.books.placement.in_host_memory() == {"h": (A, B)}
+    fleet.handle(an_added(a_model("a"), 4.0))  # its files may differ, although its facts do not
+    assert fleet.books.placement.in_host_memory() == {"h": (B,)}
 
 
 def test_policies_change_at_run_time() -> None:

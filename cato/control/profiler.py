@@ -83,7 +83,8 @@ class Profiler:
         self._has_earlier = False
         self._rollouts = RolloutBook()
         self._reactions = Reactions(self._rollouts)
-        self._kept_rollouts: Mapping[str, Rollout] = {}
+        self._kept_rollouts: Mapping[str, Rollout] = {}  # in the store of that opening
+        self._kept_in_opening = 0
         self._kept_rollouts_at_s = 0.0
         location = location or default_location()
         self._writer = StoreWriter(location, self._read_earlier)
@@ -167,7 +168,8 @@ class Profiler:
             log.warning(
                 "rollout of %s: %s: %s", rollout.name, rollout.phase, rollout.outlook(now_s)
             )
-        if moved or now_s - self._kept_rollouts_at_s >= KEEP_ROLLOUTS_S:
+        is_new = self._writer.openings != self._kept_in_opening
+        if moved or is_new or now_s - self._kept_rollouts_at_s >= KEEP_ROLLOUTS_S:
             self._kept_rollouts_at_s = now_s
             self._keep_rollouts()
         return tuple(self._rollouts.all.values())
@@ -190,9 +192,11 @@ class Profiler:
         return rollout
 
     def _keep_rollouts(self) -> None:
-        known, kept = dict(self._rollouts.all), self._kept_rollouts
+        opening = self._writer.openings
+        known = dict(self._rollouts.all)
+        kept = self._kept_rollouts if opening == self._kept_in_opening else {}
         self._writer.put([r for name, r in known.items() if r != kept.get(name)])
-        self._kept_rollouts = known
+        self._kept_rollouts, self._kept_in_opening = known, opening
 
     async def estimates(self) -> dict[TaskName, dict[NodeId, NodeEstimate]]:
         self._take_earlier()

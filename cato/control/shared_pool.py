@@ -34,6 +34,7 @@ from cato.core.events import (
 )
 from cato.core.eviction import CopyId, ModelFacts
 from cato.core.ids import DeploymentName, InvocationId, ModelName, ReplicaId
+from cato.core.policies import Policies
 from cato.core.pool.placement import Placement
 from cato.core.pool.placement_events import (
     ArrivalsRemembered,
@@ -48,7 +49,14 @@ from cato.core.profile import Profile
 from cato.core.record import changed
 from cato.core.residency import Resident
 from cato.core.shards import NO_LOAD, ShardLoad
-from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator
+from cato.core.shared import (
+    Looked,
+    ModelAdded,
+    ModelPoliciesChanged,
+    OfLine,
+    SharedEvent,
+    SharedOrchestrator,
+)
 from cato.core.shared import Told as LineTold
 from cato.core.slots import HostedPart, SharedPoolPicture, SlotReport
 from cato.core.snapshot import Invocation
@@ -134,8 +142,10 @@ class SharedPool:
         served = tuple(
             _served_on(s, hosted.at(s.name), self.profiles[name][s.name]) for s in shapes
         )
-        policies = policies_of(self._policies.of_models, self._fastest(name))
-        return ModelAdded(now_s, self.spec.part_of(name), served, policies)
+        return ModelAdded(now_s, self.spec.part_of(name), served, self._policies_of(name))
+
+    def _policies_of(self, name: ModelName) -> Policies:
+        return policies_of(self._policies.of_models, self._fastest(name))
 
     def _fastest(self, name: ModelName) -> Profile:
         """The model's profile on its fastest deployment."""
@@ -159,8 +169,8 @@ class SharedPool:
         former, self._policies = self._policies.of_models, policies
         self.handle(CardPoliciesChanged(_now_s(), changed))
         if policies.of_models != former:
-            for hosted in self.hosted.values():
-                self.handle(self._added(hosted, _now_s()))
+            for name in self.hosted:
+                self.handle(ModelPoliciesChanged(_now_s(), name, self._policies_of(name)))
         self.slots.size_memories()
 
     def why_not_add(self, hosted: HostedModel) -> str | None:

@@ -189,7 +189,9 @@ class SessionBook:
             if is_over:
                 known = None
             else:
-                self._of(known.kind).ended -= 1.0
+                learnt = self._of(known.kind)
+                # Halving may have taken some of its end already.
+                learnt.ended = max(0.0, learnt.ended - 1.0)
         target_s = target_s or next((s.target_s for s in (known, starter) if s), None)
         think_s = None
         if known is None:

@@ -42,7 +42,10 @@ class OfLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelAdded:
-    """Add a model, with a line of that name. A known model gets these new facts.
+    """Add a model, with a line of that name.
+
+    A known model gets these new facts, and its weights in hosts' memory are forgotten, even if the
+    facts are equal: its files may differ.
 
     `served`: how it is served on each shape where it fits; at least one.
     """
@@ -54,13 +57,22 @@ class ModelAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPoliciesChanged:
+    """The line of `model` uses these policies from now on; its weights stay."""
+
+    now_s: float
+    model: ModelName
+    policies: Policies
+
+
+@dataclass(frozen=True, slots=True)
 class Looked:
     """Time has passed for all lines; failed loads may be retried."""
 
     now_s: float
 
 
-SharedEvent = PlacementEvent | OfLine | ModelAdded | Looked
+SharedEvent = PlacementEvent | OfLine | ModelAdded | ModelPoliciesChanged | Looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,9 @@ class SharedOrchestrator:
                 self._tell(model, told)
             case ModelAdded():
                 self._add(event)
+            case ModelPoliciesChanged(now_s, model, policies):
+                self._line(model)
+                self._change_policies(model, policies, now_s)
             case Looked():
                 for model, line in self.lines.items():
                     if line.queued:
@@ -160,22 +175,26 @@ class SharedOrchestrator:
     def _add(self, event: ModelAdded) -> None:
         name = event.served[0].facts.name
         line = self.lines.get(name)
-        self._policies[name] = event.policies
-        policies = replace(event.policies, by_turns=self.placement.in_order)
         if line is None:
+            self._policies[name] = event.policies
+            policies = replace(event.policies, by_turns=self.placement.in_order)
             # The placement decides when its replicas come and go.
             line = PoolOrchestrator(event.line, policies, silence_s=inf)
             self.placement.serve(event.served, line, event.now_s)
             self.lines[name] = line
         else:
             self.placement.serve(event.served, line, event.now_s)
-            self._tell(name, PoliciesChanged(event.now_s, policies))
+            self._change_policies(name, event.policies, event.now_s)
+
+    def _change_policies(self, name: ModelName, policies: Policies, now_s: float) -> None:
+        self._policies[name] = policies
+        changed = replace(policies, by_turns=self.placement.in_order)
+        self._tell(name, PoliciesChanged(now_s, changed))
 
     def _change_turns(self, now_s: float) -> None:
         """Whether calls take turns depends on the dispatch order."""
         for name, policies in self._policies.items():
-            changed = replace(policies, by_turns=self.placement.in_order)
-            self._tell(name, PoliciesChanged(now_s, changed))
+            self._change_policies(name, policies, now_s)
 
     def check_invariants(self) -> None:
         """Assert that lines and placement agree; for tests."""
@@ -186,3 +205,4 @@ class SharedOrchestrator:
             assert set(line.replicas) == ready, f"{name}: {sorted(line.replicas)}"
         used = [card for c in copies for card in c.cards]
         assert len(used) == len(set(used)), "an accelerator holds one model"
+        self.placement.check_invariants()

@@ -27,6 +27,7 @@ class HeldCalls:
     def __init__(self, replica: ReplicaId, tell: Callable[[Told], None]) -> None:
         self._replica, self._tell = replica, tell
         self.attempts: dict[InvocationId, int] = {}
+        self.answered = 0  # calls whose answer is whole
         self.progress = Progress(replica, self.attempts, tell)
         self.cache = CacheNews(replica, tell)
         self.is_idle = asyncio.Event()  # set while no call runs
@@ -84,6 +85,7 @@ class HeldCalls:
                     yield chunk
             if outcome != PREEMPTED:
                 outcome = "done"
+                self.answered += 1
         except (EngineError, ReplicaLostError):
             outcome = "failed"
             raise

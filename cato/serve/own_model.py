@@ -19,6 +19,9 @@ log = logging.getLogger("cato.engine_replica")
 
 # The first restart is immediate. After the last one fails, Serve replaces the replica.
 RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
+# A restart has failed, too, if its engine dies within this time and before its first whole answer.
+# Engines that answer are restarted at once: drills kill them every few seconds.
+STEADY_AFTER_S = 60.0
 
 
 class OwnModel:
@@ -37,6 +40,9 @@ class OwnModel:
         self.broken = ""  # why the engine cannot be restarted
         self.restarts = 0
         self.lost = ""  # how the last engine ended, in one line
+        self._tries = 0  # restarts in a row that failed
+        self._ready_at_s = 0.0
+        self._answered = 0  # by earlier engines
 
     def join(self, replica: Replica) -> None:
         self._replica = replica
@@ -45,7 +51,17 @@ class OwnModel:
     async def start(self) -> Engine:
         """Start the first engine; raise what `start` raises."""
         self._replica.engine = engine = await self._start()
+        self._is_ready()
         return engine
+
+    def _is_ready(self) -> None:
+        self._ready_at_s = asyncio.get_running_loop().time()
+        self._answered = self._replica.calls.answered
+
+    def _was_steady(self) -> bool:
+        """Whether the engine that just died had lived for long, or answered a call."""
+        lived_s = asyncio.get_running_loop().time() - self._ready_at_s
+        return lived_s >= STEADY_AFTER_S or self._replica.calls.answered > self._answered
 
     @property
     def _engine(self) -> Engine:
@@ -84,12 +100,16 @@ class OwnModel:
             why = await self._engine.wait_dead()
             log.error("engine of %s died: %s", self._replica.id, why)
             self.lost = why.partition("; last lines of ")[0]
+            if self._was_steady():
+                self._tries = 0
             self._replica.report()
             await self._restart(why)
             self._replica.report()
 
     async def _restart(self, why: str) -> None:
-        for delay_s in RESTART_BACKOFF_S:
+        while self._tries < len(RESTART_BACKOFF_S):
+            delay_s = RESTART_BACKOFF_S[self._tries]
+            self._tries += 1
             await asyncio.sleep(delay_s)
             try:
                 await self._engine.stop()
@@ -102,8 +122,12 @@ class OwnModel:
             else:
                 self.restarts += 1
                 self.broken = ""
+                self._is_ready()
                 return
-        self.broken = f"engine did not come back after {len(RESTART_BACKOFF_S)} tries: {why}"
+        self.broken = f"engine did not come back to stay in {self._tries} tries: {why}"
+        # Serve's health check sees it meanwhile.
+        await asyncio.sleep(RESTART_BACKOFF_S[-1])
+        self._tries = 0
 
     async def stop(self) -> None:
         if self._replica.engine is not None:

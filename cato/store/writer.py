@@ -73,6 +73,9 @@ class StoreWriter:
         self._trouble: StoreError | None = StoreUnavailableError("", "not opened yet")
         self._is_closing = False
         self._was_opened = False
+        # How often a store was opened. The newest may be empty: an earlier one was deleted or set
+        # aside.
+        self.openings = 0
         self._pruned_at_s = 0.0
         self._store: MetadataStore | None = None
         self._changed = threading.Condition()
@@ -215,6 +218,7 @@ class StoreWriter:
                     raise
                 self._was_opened = True
             self._store = store
+            self.openings += 1
         return self._store
 
     def _drop_overflow(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -24,6 +24,7 @@ from cato.core.eviction import (
     in_units,
 )
 from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName
+from cato.core.pool.failing_cards import FailingCards
 from cato.core.pool.hosted import BY_ARRIVAL, Copy, HostedState
 from cato.core.pool.placement_events import Served
 
@@ -56,6 +57,7 @@ class CardFleet:
         self.in_memory: dict[HostId, set[ModelName]] = {}
         self.copies: dict[CopyId, Copy] = {}
         self.on_card: dict[CardId, CopyId] = {}
+        self.failing = FailingCards()
 
     def snapshot(self, now_s: float) -> FleetSnapshot:
         """The state that policies see."""
@@ -128,10 +130,39 @@ class CardFleet:
         policies: CardPolicies,
         below: float,
         is_prefetch: bool,
+        now_s: float,
     ) -> Room | None:
-        """The best site for a load, of those where the model fits."""
+        """The best site for a load, of those where the model fits.
+
+        Accelerators where loads failed are the last choice, and none for a prefetch.
+        """
+        avoided = self._avoided(model, now_s)
+        cards = [c for c in self.cards.values() if c.id not in avoided]
+        room = self._best_of(cards, model, fleet, policies, below, is_prefetch)
+        if room is not None or not avoided or is_prefetch:
+            return room
+        return self._best_of(self.cards.values(), model, fleet, policies, below, is_prefetch)
+
+    def _avoided(self, model: HostedState, now_s: float) -> frozenset[CardId]:
+        """Accelerators where a load of the model would probably fail.
+
+        A model that fails everywhere avoids none: it would only evict others.
+        """
+        if model.is_suspect:
+            return frozenset()
+        return self.failing.resting(now_s) | model.failed_on
+
+    def _best_of(
+        self,
+        among: Collection[Card],
+        model: HostedState,
+        fleet: FleetSnapshot,
+        policies: CardPolicies,
+        below: float,
+        is_prefetch: bool,
+    ) -> Room | None:
         sites: dict[tuple[HostId, DeploymentName], list[CardId]] = {}
-        for card in self.cards.values():
+        for card in among:
             sites.setdefault((card.host, card.deployment), []).append(card.id)
         best: tuple[SiteRank, Room] | None = None
         for (host, deployment), cards in sites.items():
@@ -157,13 +188,15 @@ class CardFleet:
         below: float,
         is_prefetch: bool,
     ) -> Room | None:
-        """Choose empty accelerators first, then those of the least valuable copies."""
+        """Choose empty ones of `cards` first, then those of the least valuable copies."""
         facts, deployment = served.facts, served.deployment
         free = sorted(c for c in cards if c not in self.on_card)
         victims: list[tuple[float, Copy, str]] = []
         if len(free) < facts.cards:
             for worth, copy, why in self.candidates(host, deployment, fleet, eviction):
                 if worth >= below or (is_prefetch and not copy.is_ready):
+                    continue
+                if not set(copy.cards).issubset(cards):
                     continue
                 if not self.may_go(copy, [v for _, v, _ in victims]):
                     continue
@@ -260,6 +293,23 @@ class CardFleet:
             self._tell(copy.model, ReplicaLost(now_s, copy.replica_id, reason))
         if in_order and self.models[copy.model].line.in_turn:
             self._tell(copy.model, TurnsEnded(now_s))
+
+    def note_failure(self, copy: Copy, now_s: float) -> None:
+        """A load of `copy` failed: the model or one of the accelerators is the cause.
+
+        A model that fails everywhere, or again at the same place, says nothing about them.
+        """
+        model = self.models[copy.model]
+        if not model.is_suspect:
+            self.failing.failed([c for c in copy.cards if c not in model.failed_on], now_s)
+        model.failed_on.update(copy.cards)
+
+    def note_success(self, copy: Copy) -> None:
+        """`copy` can serve: neither its model nor its accelerators are broken."""
+        model = self.models[copy.model]
+        model.failures = 0
+        model.failed_on.clear()
+        self.failing.cleared(copy.cards)
 
     def forget(self, name: ModelName) -> None:
         for names in self.in_memory.values():

@@ -13,6 +13,9 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.placement_events import Served
 from cato.core.snapshot import Invocation
 
+# A model that failed to load at more places than this in a row is likely to be the cause itself.
+MOST_BROKEN_PLACES = 2
+
 BY_ARRIVAL: Callable[[Wanted], tuple[float, str]] = attrgetter("arrived_at_s", "id")
 
 
@@ -55,6 +58,7 @@ class HostedState:
     mean_tokens: float = 0.0
     retry_at_s: float = -inf
     failures: int = 0  # in a row
+    failed_on: set[CardId] = field(default_factory=set)  # by those failures
     _made: dict[InvocationId, tuple[Invocation, Wanted]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,6 +72,11 @@ class HostedState:
     def facts(self) -> ModelFacts:
         """As on its fastest shape."""
         return self.served.facts
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its loads fail because of the model, as far as is known, not of accelerators."""
+        return len(self.failed_on) > MOST_BROKEN_PLACES * self.facts.cards
 
     def use(self, now_s: float) -> None:
         """A call was dispatched."""

@@ -236,7 +236,7 @@ class Loading:
             return None
         is_prefetch = below is not None
         bound = inf if below is None else below
-        room = self._fleet.best_room(model, fleet, self.policies, bound, is_prefetch)
+        room = self._fleet.best_room(model, fleet, self.policies, bound, is_prefetch, now_s)
         if room is None:
             return None
         in_order = self.policies.order.in_order

@@ -47,6 +47,7 @@ LOAD_RETRY_S = 1.0
 MAX_LOAD_RETRY_S = 60.0
 # After this many failures in a row the model's waiting calls are given up: 1 + 2 + 4 s passed.
 LOAD_TRIES = 4
+MOST_DOUBLINGS = 10  # more than enough for the longest wait; 2.0**1024 overflows
 
 
 class Placement:
@@ -194,8 +195,8 @@ class Placement:
     def easiest_card(self, now_s: float, deployment: DeploymentName) -> CardId | None:
         """The accelerator of `deployment` that can be lent (`CardLent`) with the least harm.
 
-        An empty one, else that of the least valuable idle copy. None while all are busy or a model
-        that fits there needs another copy.
+        An empty one, best one where no load has failed, else that of the least valuable idle copy.
+        None while all are busy or a model that fits there needs another copy.
         """
         for name, model in self._fleet.models.items():
             if deployment not in model.shapes:
@@ -205,9 +206,10 @@ class Placement:
             if self._fleet.copies_of(name) < model.facts.min_copies:
                 return None
         cards = [c for c in self._fleet.cards.values() if c.deployment == deployment]
-        empty = sorted(c.id for c in cards if c.id not in self._fleet.on_card)
+        failing = set(self._fleet.failing)
+        empty = [c.id for c in cards if c.id not in self._fleet.on_card]
         if empty:
-            return empty[0]
+            return min(empty, key=lambda card: (card in failing, card))
         fleet = self._fleet.snapshot(now_s).on(deployment)
         eviction = self._loading.policies.eviction
         candidates = [
@@ -242,6 +244,13 @@ class Placement:
         """Changes to the learned daily arrival pattern since the last call."""
         return self._rates.learnt()
 
+    def check_invariants(self) -> None:
+        """Assert that failures are noted of known accelerators without a loaded copy; for tests."""
+        failing = set(self._fleet.failing)
+        assert failing <= self._fleet.cards.keys() | self._fleet.lent.keys(), sorted(failing)
+        working = {card for c in self._fleet.copies.values() if c.is_ready for card in c.cards}
+        assert not failing & working, sorted(failing & working)
+
     # Events
 
     def _loaded(self, event: LoadFinished) -> None:
@@ -250,7 +259,7 @@ class Placement:
             return
         copy.is_ready, copy.ready_at_s = True, event.now_s
         copy.is_prefetch = False
-        self._fleet.models[copy.model].failures = 0
+        self._fleet.note_success(copy)
         self._fleet.remember(copy.host, copy.model, event.now_s)
         self._fleet.report(copy, event.now_s)
 
@@ -259,7 +268,8 @@ class Placement:
 
         Weights in host memory that do not load are read from storage at once. If loading from
         storage fails too, the wait grows with each try, and in the end the model's queue is given
-        up.
+        up, unless another copy of the model serves it or is loading. The next try is on other
+        accelerators if there are any.
         """
         copy = self._fleet.copies.get(event.copy_id)
         if copy is None:
@@ -269,11 +279,14 @@ class Placement:
         if copy.from_host_memory and not copy.is_ready:
             in_memory.discard(copy.model)
             return ()
+        if not copy.is_ready:
+            self._fleet.note_failure(copy, event.now_s)
         model = self._fleet.models[copy.model]
         model.failures += 1
-        delay_s = min(MAX_LOAD_RETRY_S, LOAD_RETRY_S * 2.0 ** (model.failures - 1))
+        doubled = min(model.failures - 1, MOST_DOUBLINGS)
+        delay_s = min(MAX_LOAD_RETRY_S, LOAD_RETRY_S * 2.0**doubled)
         model.retry_at_s = event.now_s + delay_s
-        if model.failures < LOAD_TRIES:
+        if model.failures < LOAD_TRIES or self._fleet.copies_of(copy.model):
             return ()
         problem = f"{copy.model} did not load in {model.failures} tries: {event.problem}"
         given_up = tuple(model.line.waiting)
@@ -296,6 +309,9 @@ class Placement:
             copy = self._fleet.copies[self._fleet.on_card[card_id]]
             self._remove(copy, event.now_s, f"{card_id} is gone")
         card = self._fleet.cards.pop(card_id, None) or self._fleet.lent.pop(card_id, None)
+        self._fleet.failing.cleared([card_id])
+        for model in self._fleet.models.values():
+            model.failed_on.discard(card_id)
         left = (*self._fleet.cards.values(), *self._fleet.lent.values())
         if card is not None and all(c.host != card.host for c in left):
             # The host may be gone: do not count on the contents of its memory.
@@ -368,6 +384,7 @@ class Placement:
         copy = Copy(event.copy_id, event.model, host, deployment, event.cards, is_ready=True)
         copy.ready_at_s = event.now_s
         self._fleet.place(copy)
+        self._fleet.failing.cleared(copy.cards)
         self._fleet.remember(copy.host, copy.model, event.now_s)
         self._fleet.report(copy, event.now_s, event.held)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
 from cato.core.rollout import Phase, Rollout
 from cato.core.rollout_book import PromoteRollout, RollBackRollout, StartRollout
 from cato.core.rollout_rule import RolloutRule
+from cato.core.tenancy import Usage
 from cato.serve.ingress.feedback import Feedback, Reaction
 from cato.store.errors import StoreError
 from cato.store.store import MetadataStore
@@ -66,6 +68,34 @@ async def test_a_restart_goes_on_with_the_step_and_what_it_has_seen(tmp_path: Pa
         back = await profiler.order_rollout(RollBackRollout("coder"), "key:ops")
     async with a_life(path) as profiler:
         assert await profiler.rollouts() == (back,)
+
+
+async def test_a_store_that_was_deleted_gets_all_rollouts_again(tmp_path: Path) -> None:
+    """Also those that have ended: their models answer under other names."""
+    path = tmp_path / "metadata.db"
+    used = Usage("2026-11-26", "t", "k", "chat", "m", 1, 1, 0, 1)
+    async with a_life(path) as profiler:
+        await profiler.order_rollout(START, "key:ops")
+        await profiler.order_rollout(PromoteRollout("coder"), "key:ops")
+        await profiler.order_rollout(replace(START, name="other"), "key:ops")
+        before = await profiler.rollouts()
+        for file in tmp_path.glob("metadata.db*"):
+            file.unlink()
+        await profiler.record((), (used,))
+        for _ in range(600):
+            if await stored_usage(profiler):  # in the new store
+                break
+            await asyncio.sleep(0.1)
+        assert await profiler.rollouts() == before
+    async with a_life(path) as profiler:
+        assert await profiler.rollouts() == before
+
+
+async def stored_usage(profiler: Profiler) -> tuple[Usage, ...]:
+    try:
+        return await profiler.usage(None)
+    except StoreError:
+        return ()
 
 
 async def test_a_wrong_order_changes_nothing(tmp_path: Path) -> None:

@@ -539,6 +539,27 @@ def test_weights_in_host_memory_are_loaded_faster() -> None:
     asyncio.run(scenario())
 
 
+def test_new_policies_of_the_queues_forget_no_weights() -> None:
+    policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=10)
+
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO, policies=policies)
+        spec = replace(spec, models=tuple(replace(m, weights_bytes=5) for m in spec.models))
+        async with LocalSharedPool(spec, {JAVA: QUICK, GO: SLOW}) as pool:
+            for i, model in enumerate((JAVA, GO)):
+                await ask(pool, str(i), model)
+            books(pool).configure(replace(policies, max_queued=1))
+            assert books(pool).picture().in_host_memory == (("host", (GO, JAVA)),)
+            async with running(pool, "2", GO):
+                waiting = asyncio.create_task(ask(pool, "3", JAVA))
+                await until(lambda: books(pool).picture().queued == 1)
+                with pytest.raises(CapacityError, match="the limit of pool 'cards/java'"):
+                    await ask(pool, "4", JAVA)
+            await waiting
+
+    asyncio.run(scenario())
+
+
 def test_what_waits_of_an_older_run_of_a_buffer_is_refused_when_a_newer_one_comes() -> None:
     def call(run: str, began_s_ago: float) -> Invocation:
         ours = replace(an_invocation(f"{run}.fill"), run_id=RunId(run), buffer="b")

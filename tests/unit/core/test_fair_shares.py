@@ -58,6 +58,42 @@ def test_nobody_saves_up_more_than_the_credit(before: int, alone: int) -> None:
     assert shares.served("busy") - shares.served("idle") <= CREDIT_TOKENS
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 200_000), st.floats(-1, 1))),
+    st.booleans(),
+)
+def test_many_that_come_and_go_take_nobody_further_back_than_the_credit(
+    calls: list[tuple[str, int, float]], is_queued: bool
+) -> None:
+    """Calls are charged as expected when they start, and corrected when they end."""
+    shares = TokenShares()
+    serve(shares, "heavy", 2_000_000)
+    for tenant, tokens, error in calls:
+        if is_queued:
+            shares.joined(tenant)
+            shares.left(tenant)
+        else:
+            shares.passed(tenant)
+        served = [shares.served(t) for t in ("heavy", *"abcde")]
+        assert max(served) - shares.served(tenant) <= CREDIT_TOKENS
+        serve(shares, tenant, tokens)
+        serve(shares, tenant, round(min(0.0, error) * tokens))
+    shares.joined("new")
+    assert max(map(shares.served, ("heavy", *"abcde"))) - shares.served("new") <= CREDIT_TOKENS
+
+
+def test_who_expected_more_than_it_got_holds_up_no_newcomer() -> None:
+    shares = TokenShares()
+    for _ in range(100):
+        shares.passed("a")
+        serve(shares, "a", 20_000)
+    for _ in range(100):
+        serve(shares, "a", -19_900)  # the answers were short
+    shares.joined("new")
+    shares.joined("a")
+    assert shares.served("new") <= shares.bound()
+
+
 def test_a_weight_of_two_is_served_twice_as_much() -> None:
     shares = TokenShares()
     weights = {"a": 1.0, "b": 2.0}
@@ -116,6 +152,25 @@ def test_who_had_more_lets_the_other_go_first_and_gets_what_is_left() -> None:
         pool.handle(InvocationEnded(float(now_s), id, 1, 40_000 if now_s == 0 else 50, "done"))
     assert order[:2] == ["flood-0", "late"]
     assert len(order) == 5
+
+
+@pytest.mark.parametrize("small_tenants", [0, 1, 20])
+def test_small_tenants_in_between_do_not_starve_one_that_had_much(small_tenants: int) -> None:
+    pool = a_pool(replace(schedulers.foresight(), patience_s=inf), places=1)
+    tenants = ["heavy", *(f"small-{n}" for n in range(small_tenants))]
+    for now_s, tenant in enumerate(tenants):  # none of them waits
+        tokens = 400_000 if tenant == "heavy" else 50
+        offered(pool, tenant, tenant, float(now_s), tokens=tokens)
+        (id,) = pool.leased
+        pool.handle(InvocationEnded(now_s + 0.5, id, 1, tokens, "done"))
+    for tenant in ("other", "heavy"):
+        for n in range(40):
+            offered(pool, f"{tenant}-again-{n}", tenant, 100.0, tokens=1_000)
+    others = 0
+    while "heavy" not in (id := next(iter(pool.leased))):
+        others += 1
+        pool.handle(InvocationEnded(101.0 + others, id, 1, 1_000, "done"))
+    assert (others - 1) * 1_000 * OUTPUT_WEIGHT <= CREDIT_TOKENS
 
 
 def test_nobody_pays_for_what_a_lost_replica_did_not_generate() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -37,6 +37,7 @@ from cato.core.ids import (
     TaskName,
 )
 from cato.core.policies import Policies
+from cato.core.pool.failing_cards import CARD_RETRY_S
 from cato.core.pool.loading import STARVED_AFTER_S
 from cato.core.pool.placement import (
     LOAD_RETRY_S,
@@ -62,7 +63,15 @@ from cato.core.pool.placement_events import (
     Served,
 )
 from cato.core.profile import UNMEASURED
-from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator, Told
+from cato.core.shared import (
+    Looked,
+    ModelAdded,
+    ModelPoliciesChanged,
+    OfLine,
+    SharedEvent,
+    SharedOrchestrator,
+    Told,
+)
 from cato.core.snapshot import Invocation
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
@@ -476,6 +485,114 @@ def test_a_model_that_never_loads_is_given_up_and_holds_up_nobody_else() -> None
     assert fleet.waiting() == ()
 
 
+def test_a_model_that_must_be_loaded_is_tried_for_days() -> None:
+    fleet = a_fleet(a_model("a", min_copies=1))
+    for n in range(1100):
+        commands = fleet.handle(Looked(n * MAX_LOAD_RETRY_S))
+        (load,) = [c for c in commands if isinstance(c, Load)]
+        fleet.handle(LoadFailed(n * MAX_LOAD_RETRY_S, load.copy_id, "no such file"))
+
+
+def test_calls_wait_for_the_copy_that_serves_when_another_one_does_not_load() -> None:
+    fleet = a_fleet(a_model("a", max_running=1, max_copies=2), cards=2, order=QueueAware())
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    fleet.handle(LoadFinished(1.0, load.copy_id))
+    commands, now_s = queue(fleet, "2", "a", 2.0), 2.0
+    for _ in range(LOAD_TRIES + 1):
+        (second,) = commands
+        assert isinstance(second, Load)
+        assert fleet.handle(LoadFailed(now_s, second.copy_id, "broken")) == ()
+        now_s += MAX_LOAD_RETRY_S
+        commands = fleet.handle(Looked(now_s))
+    (served,) = [c for c in fleet.finish(now_s, "1") if isinstance(c, Started)]
+    assert (served.id, served.copy_id) == ("2", load.copy_id)
+
+
+def fail_until_served(fleet: Shared, at_s: float, broken: set[str]) -> list[tuple[str, ...]]:
+    """Loads on `broken` cards fail, others succeed; where loads were tried until a call starts."""
+    tried: list[tuple[str, ...]] = []
+    commands = fleet.handle(Looked(at_s))
+    while not any(isinstance(c, Started) for c in commands):
+        loads = [c for c in commands if isinstance(c, Load)]
+        at_s += MAX_LOAD_RETRY_S
+        if not loads:
+            assert len(tried) < LOAD_TRIES, tried
+            commands = fleet.handle(Looked(at_s))
+            continue
+        tried.append(loads[0].cards)
+        if broken & set(loads[0].cards):
+            commands = fleet.handle(LoadFailed(at_s, loads[0].copy_id, "CUDA error"))
+        else:
+            commands = fleet.handle(LoadFinished(at_s, loads[0].copy_id))
+    return tried
+
+
+def test_a_broken_card_does_not_attract_every_load() -> None:
+    """It is empty, and another one holds an idle copy."""
+    fleet = a_fleet(a_model("a"), a_model("b"), a_model("c"), cards=2, order=QueueAware())
+    serve_once(fleet, "0", "b", 0.0)  # on card-0, so that card-1 is the empty one
+    first = load_on("card-1", queue(fleet, "1", "a", 3.0))
+    fleet.handle(LoadFailed(4.0, first.copy_id, "CUDA error"))
+    again = load_on("card-0", fleet.handle(Looked(4.0 + LOAD_RETRY_S)))
+    assert [v.model for v in again.evicted] == [B]
+    fleet.handle(LoadFinished(6.0, again.copy_id))
+    fleet.finish(7.0, "1")
+    other = load_on("card-0", queue(fleet, "2", "c", 8.0))
+    fleet.handle(LoadFinished(9.0, other.copy_id))
+    forced = load_on("card-1", queue(fleet, "3", "b", 10.0))  # card-0 is busy
+    fleet.handle(LoadFailed(11.0, forced.copy_id, "CUDA error"))
+    fleet.withdraw(11.5, "3")
+    fleet.finish(12.0, "2")
+    # It has failed twice in a row.
+    retry_at_s = 11.0 + 2 * CARD_RETRY_S
+    early = load_on("card-0", queue(fleet, "4", "a", retry_at_s - 5.0))
+    fleet.handle(LoadFinished(retry_at_s - 4.0, early.copy_id))
+    fleet.finish(retry_at_s - 3.0, "4")
+    repaired = load_on("card-1", queue(fleet, "5", "c", retry_at_s))
+    fleet.handle(LoadFinished(retry_at_s + 1.0, repaired.copy_id))
+    assert len(fleet.copies()) == 2
+
+
+def load_on(card: str, commands: tuple[Command, ...]) -> Load:
+    """The only command, a load there."""
+    (load,) = commands
+    assert isinstance(load, Load)
+    assert load.cards == (card,)
+    return load
+
+
+def test_two_broken_cards_of_three_do_not_keep_a_model_from_the_third() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"), cards=3, order=QueueAware())
+    serve_once(fleet, "0", "b", 0.0)
+    queue(fleet, "1", "a", 1.0)
+    (load,) = [c for c in fleet.copies() if c.model == A]
+    fleet.handle(LoadFailed(2.0, load.id, "CUDA error"))
+    assert fail_until_served(fleet, 3.0, {"card-1", "card-2"})[-1] == ("card-0",)
+
+
+def test_a_model_that_fails_everywhere_evicts_few_and_leaves_cards_in_use() -> None:
+    names = "bcdef"
+    models = [a_model("a"), *(a_model(n) for n in names)]
+    fleet = a_fleet(*models, cards=6, order=QueueAware())
+    for n in names:
+        serve_once(fleet, f"{n}-0", n, 0.0)
+    evicted, now_s = [], 1.0
+    for n in range(20):
+        commands: tuple[Command, ...] = queue(fleet, f"a-{n}", "a", now_s)
+        for _ in range(LOAD_TRIES):
+            for load in (c for c in commands if isinstance(c, Load)):
+                evicted += [v.model for v in load.evicted]
+                now_s += 1.0
+                fleet.handle(LoadFailed(now_s, load.copy_id, "no such file"))
+            now_s += MAX_LOAD_RETRY_S
+            commands = fleet.handle(Looked(now_s))
+        for name in names:
+            serve_once(fleet, f"{name}-{n + 1}", name, now_s)
+    assert len(evicted) == 2  # it tried three cards, one of them empty
+    assert fleet.waiting() == ()
+
+
 def test_models_come_and_go_and_one_in_use_stays() -> None:
     fleet = a_fleet(a_model("a"))
     fleet.handle(an_added(a_model("b", load_s=2.0)))
@@ -499,6 +616,17 @@ def test_a_smaller_host_memory_forgets_weights() -> None:
         serve_once(fleet, str(i), model, float(i))
     fleet.handle(HostMemorySized(9.0, HostMemory(HostId("h"), 10**9)))
     assert fleet.books.placement.in_host_memory() == {"h": ("a",)}
+
+
+def test_weights_in_memory_outlast_new_policies_but_not_new_facts() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"), memory_gb=4)
+    serve_once(fleet, "1", "a", 0.0)
+    serve_once(fleet, "2", "b", 1.0)
+    for model in (A, B):
+        fleet.handle(ModelPoliciesChanged(2.0, model, replace(BY_ARRIVAL, max_queued=1)))
+    assert fleet.books.placement.in_host_memory() == {"h": (A, B)}
+    fleet.handle(an_added(a_model("a"), 4.0))  # its files may differ, although its facts do not
+    assert fleet.books.placement.in_host_memory() == {"h": (B,)}
 
 
 def test_policies_change_at_run_time() -> None:

@@ -12,6 +12,7 @@ from cato.core.session_slo import (
     PRIOR_LEFT_TURNS,
     PRIOR_SESSIONS,
     PRIOR_THINK_S,
+    REMEMBERED_SESSIONS,
     SessionBelief,
     SessionBook,
     share_of_turn,
@@ -116,6 +117,23 @@ def test_a_session_that_comes_back_after_a_silence_had_not_ended() -> None:
     play(again, "s", 3, at_s=0.0)
     again.begin("s", "agent", last_s + 2.0)
     assert book.belief("agent").left_turns == again.belief("agent").left_turns
+
+
+def test_sessions_that_all_come_back_leave_no_negative_number_of_ended_ones() -> None:
+    """An evening's sessions go on in the morning, after their counts were halved."""
+    book = SessionBook()
+    sessions = [f"s{n}" for n in range(round(REMEMBERED_SESSIONS))]
+    for session in sessions:
+        book.begin(session, "agent", 0.0)
+        book.ended(session, 1.0)
+    for session in sessions:
+        book.begin(session, "agent", 10 * MEMORY_S)
+        book.ended(session, 10 * MEMORY_S)
+        assert book.belief("agent").left_turns > 0.0
+    followed = len(sessions)
+    assert book.belief("agent").left_turns == pytest.approx(
+        (followed + PRIOR_SESSIONS * PRIOR_LEFT_TURNS) / PRIOR_SESSIONS
+    )
 
 
 def test_a_name_that_comes_back_after_its_target_is_a_new_session() -> None:

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cato.control.memory import spare_collector
+from cato.control.memory import free_large_blocks, spare_collector
 from cato.control.ray_private import ON_HEAD_NODE
 from cato.core.topology import PoolSpec
 from cato.telemetry import logs
@@ -83,6 +83,7 @@ def _prepared(cls: type) -> type:
             logs.set_up()
             super().__init__(*args)
             spare_collector()
+            free_large_blocks()
 
     Prepared.__name__, Prepared.__qualname__ = cls.__name__, cls.__qualname__
     return Prepared

@@ -21,6 +21,21 @@ def spare_collector() -> None:
     gc.set_threshold(*THRESHOLDS)
 
 
+# glibc's own limit at the start of a process, and the option's number in malloc.h.
+LARGE_BYTES, _M_MMAP_THRESHOLD = 128 * 1024, -3
+
+
+def free_large_blocks() -> None:
+    """Have every block of `LARGE_BYTES` or more go back to the system when it is freed.
+
+    glibc raises that limit to the largest block freed so far, up to 32 MB. From then on such blocks
+    come from its heap, where small objects soon split what they leave.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
 def give_back() -> None:
     """Return freed memory to the system, after large objects were replaced.
 

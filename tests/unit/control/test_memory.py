@@ -31,6 +31,32 @@ def test_only_new_objects_are_collected_and_seldom() -> None:
     assert done.returncode == 0, done.stderr
 
 
+BLOCKS_CODE = """
+import os
+from cato.control.memory import free_large_blocks
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+free_large_blocks()
+bytes(8_000_000)  # freed at once: from here on, glibc would take smaller blocks from its heap
+made, pins = [], []
+for _ in range(100):
+    made.append(b"x" * 1_000_000)
+    pins.append(b"x" * 1_000)  # after each block
+before = resident()
+del made
+assert resident() < before - 90_000_000, (before, resident())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+def test_large_blocks_go_back_when_they_are_freed() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKS_CODE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 HEAP_CODE = """
 import os
 from cato.control.memory import give_back

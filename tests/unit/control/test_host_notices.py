@@ -26,7 +26,7 @@ SPOT, SCHEDULED = (
     "/latest/meta-data/events/maintenance/scheduled",
 )
 PREEMPTED, EVENT = (f"/computeMetadata/v1/instance/{n}" for n in ("preempted", "maintenance-event"))
-EVENTS = "/metadata/scheduledevents"
+EVENTS, NAME = "/metadata/scheduledevents", "/metadata/instance/compute/name"
 
 
 class Cloud(ThreadingHTTPServer):
@@ -80,9 +80,11 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         thread.join()
 
 
-def an_azure_event(kind: str, starts: str) -> dict[str, str]:
-    event = f'{{"EventType": "{kind}", "NotBefore": "{starts}", "Description": "x"}}'
-    return {EVENTS: f'{{"DocumentIncarnation": 1, "Events": [{event}]}}'}
+def an_azure_event(kind: str, starts: str, resources: str = "") -> dict[str, str]:
+    named = f'"ResourceType": "VirtualMachine", "Resources": {resources}, ' if resources else ""
+    event = f'{{"EventType": "{kind}", {named}"NotBefore": "{starts}", "Description": "x"}}'
+    says = {NAME: "vmss_3\n"} if resources else {}
+    return {EVENTS: f'{{"DocumentIncarnation": 1, "Events": [{event}]}}', **says}
 
 
 GOING = [
@@ -98,6 +100,7 @@ GOING = [
     ("gcp", {PREEMPTED: "FALSE", EVENT: "TERMINATE_ON_HOST_MAINTENANCE"}),
     ("azure", an_azure_event("Preempt", RFC_2822)),
     ("azure", an_azure_event("Reboot", "")),
+    ("azure", an_azure_event("Preempt", RFC_2822, '["vmss_1", "VMSS_3"]')),
 ]
 STAYING = [
     ("aws", {}),
@@ -105,6 +108,7 @@ STAYING = [
     ("gcp", {PREEMPTED: "FALSE", EVENT: "MIGRATE_ON_HOST_MAINTENANCE"}),
     ("azure", {EVENTS: '{"DocumentIncarnation": 0, "Events": []}'}),
     ("azure", an_azure_event("Freeze", "")),
+    ("azure", an_azure_event("Preempt", RFC_2822, '["vmss_1", "vmss_30"]')),
 ]
 
 

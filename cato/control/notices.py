@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 
 ANSWER_WITHIN_S = 5.0
+# Amazon announces maintenance days ahead: a host works until this long before it.
+AWS_AHEAD_S = 1800.0
 # Where a notice gives no time: Google reclaims a spot machine after 30 s, and warns 60 s before
 # maintenance that ends one.
 GOOGLE_SPOT_S = 30.0
@@ -46,7 +48,8 @@ def aws(http: httpx.Client) -> Notice | None:
         if event.get("State") == "active":
             starts = datetime.strptime(event["NotBefore"], "%d %b %Y %H:%M:%S %Z")
             within_s = _until(starts.replace(tzinfo=UTC))
-            return Notice(f"maintenance: {event['Code']}", within_s)
+            if within_s <= AWS_AHEAD_S:
+                return Notice(f"maintenance: {event['Code']}", within_s)
     return None
 
 

@@ -134,7 +134,7 @@ class VllmEngine:
         # Running calls, when the engine last showed a sign of life, and why it was given up.
         self._calls: set[_Call] = set()
         self._heard_s = 0.0
-        self._may_be_silent = False  # asleep, or swapping weights
+        self._may_be_silent = False  # asleep, swapping weights, or loading an adapter
         self._why_hung = ""
         self._listener: asyncio.Task[None] | None = None
         # The server's KV events.
@@ -361,7 +361,12 @@ class VllmEngine:
         self._facts = replace(self._facts, start_s=time.monotonic() - started_s)
 
     async def _post_adapter(self, path: str, body: bytes | None) -> bytes:
-        return await self._ask("POST", path, body, _SWAP_TIMEOUT)
+        """The engine's own loop loads an adapter, and downloads it first."""
+        self._may_be_silent = True
+        try:
+            return await self._ask("POST", path, body, _SWAP_TIMEOUT)
+        finally:
+            self._is_heard_again()
 
     def _renamed(self, chunk: EngineChunk) -> EngineChunk:
         """Replace the model name that the engine was started with."""

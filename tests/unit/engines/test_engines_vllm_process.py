@@ -66,6 +66,8 @@ async def answer(reader, writer):
         is_whole = await complete(json.loads(body), writer)
     elif path == "/v1/load_lora_adapter":
         print("ADAPTER", body.decode(), flush=True)
+        if b"slow" in body:  # its loop downloads
+            time.sleep(4)
         is_whole = await send(writer, b"{}")
     elif path.startswith("/reset_prefix_cache"):
         RESETS.append(path)
@@ -484,7 +486,7 @@ async def test_an_engine_that_sleeps_is_not_asked_for_a_sign(zygote: Zygote) -> 
 def told(engine: VllmEngine, word: str) -> list[str]:
     """What the stand-in has printed after `word`."""
     lines = Path(engine.log).read_text().splitlines()
-    return [line.removeprefix(f"{word} ") for line in lines if line.startswith(f"{word} ")]
+    return [line.removeprefix(word).strip() for line in lines if line.split(" ")[0] == word]
 
 
 async def test_each_version_of_an_adapter_has_a_path_of_its_own(
@@ -524,6 +526,18 @@ async def test_an_adapter_from_the_hub_comes_again_once_the_old_blocks_are_gone(
     resets = told(engine, "RESET")
     assert len(resets) == 3
     assert "reset_running_requests=true" in resets[0]
+    await engine.stop()
+
+
+async def test_an_engine_that_loads_an_adapter_may_be_silent(zygote: Zygote) -> None:
+    engine = an_engine(zygote, hung=replace(HASTY, idle_s=0.1))
+    await engine.start()
+    pid = engine.pid
+    slow = AdapterSpec(ModelName("slow"), "acme/slow-lora", version=1)
+    assert text_of(await collect(engine, replace(a_request(), adapter=slow))) == "ab"
+    assert engine.pid == pid
+    asked = len(told(engine, "PROBE"))
+    await until(lambda: len(told(engine, "PROBE")) > asked)
     await engine.stop()
 
 

@@ -19,10 +19,14 @@ lock() {
 # PyPI's builds of these are for CUDA and break transformers beside torch for CPU.
 # triton: 1 GB, GPU only.
 excludes=$(mktemp)
-trap 'rm -f "$excludes"' EXIT
+# FlashInfer compiles kernels with this nvcc, which refuses the headers of another CUDA than its own.
+constraints=$(mktemp)
+trap 'rm -f "$excludes" "$constraints"' EXIT
 printf '%s\n' torchaudio torchcodec torchvision triton > "$excludes"
+printf '%s==13.0.*\n' nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime \
+    > "$constraints"
 
 # shellcheck disable=SC2086
 lock cpu cpu --python-platform x86_64-manylinux_2_28 --excludes "$excludes" $index_options
-lock nvidia vllm --python-platform x86_64-manylinux_2_28
+lock nvidia vllm --python-platform x86_64-manylinux_2_28 --constraints "$constraints"
 lock ascend '' --universal  # x86-64 and Arm; the vendor's image has the engine

@@ -12,12 +12,15 @@ from typing import Any
 import httpx
 
 ANSWER_WITHIN_S = 5.0
+# Amazon announces maintenance days ahead: a host works until this long before it.
+AWS_AHEAD_S = 1800.0
 # Where a notice gives no time: Google reclaims a spot machine after 30 s, and warns 60 s before
 # maintenance that ends one.
 GOOGLE_SPOT_S = 30.0
 GOOGLE_MAINTENANCE_S = 60.0
 # Azure's other events keep a machine's memory.
 _AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
+_AZURE_NAME = "/metadata/instance/compute/name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ def aws(http: httpx.Client) -> Notice | None:
         if event.get("State") == "active":
             starts = datetime.strptime(event["NotBefore"], "%d %b %Y %H:%M:%S %Z")
             within_s = _until(starts.replace(tzinfo=UTC))
-            return Notice(f"maintenance: {event['Code']}", within_s)
+            if within_s <= AWS_AHEAD_S:
+                return Notice(f"maintenance: {event['Code']}", within_s)
     return None
 
 
@@ -61,14 +65,25 @@ def gcp(http: httpx.Client) -> Notice | None:
 
 
 def azure(http: httpx.Client) -> Notice | None:
+    """An event of this machine: the service lists those of its whole scale set."""
     http.headers["Metadata"] = "true"
     answer = http.get("/metadata/scheduledevents", params={"api-version": "2020-07-01"})
-    for event in answer.raise_for_status().json()["Events"]:
-        if event["EventType"] in _AZURE_ENDS:
-            starts = event.get("NotBefore")  # empty once the event has begun
-            within_s = _until(parsedate_to_datetime(starts)) if starts else 0.0
-            return Notice(f"{event['EventType'].lower()}: {event.get('Description', '')}", within_s)
+    events = answer.raise_for_status().json()["Events"]
+    ends = [event for event in events if event["EventType"] in _AZURE_ENDS]
+    name = _azure_name(http) if any(event.get("Resources") for event in ends) else ""
+    for event in ends:
+        named = event.get("Resources")
+        if named and name not in (resource.lower() for resource in named):
+            continue
+        starts = event.get("NotBefore")  # empty once the event has begun
+        within_s = _until(parsedate_to_datetime(starts)) if starts else 0.0
+        return Notice(f"{event['EventType'].lower()}: {event.get('Description', '')}", within_s)
     return None
+
+
+def _azure_name(http: httpx.Client) -> str:
+    answer = http.get(_AZURE_NAME, params={"api-version": "2021-02-01", "format": "text"})
+    return answer.raise_for_status().text.strip().lower()
 
 
 CLOUDS: Mapping[str, tuple[str, Callable[[httpx.Client], Notice | None]]] = {

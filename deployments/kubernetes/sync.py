@@ -18,7 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = "deployments/kubernetes/overlays"
 BASE = "deployments/kubernetes/base"
 CHART = "deployments/kubernetes/helm/files"
-MANIFESTS = ("disruption-budgets", "network-policy", "ray-service", "service-account")
+MANIFESTS = (
+    "disruption-budgets",
+    "network-policy",
+    "ray-service",
+    "service-account",
+    "state-claim",
+)
 NOTICE = "# Made from {} by deployments/kubernetes/sync.py: edit that file instead.\n"
 
 # Text in local-cpu.yaml -> its replacement in a container. Each must occur exactly once.

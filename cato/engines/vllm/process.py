@@ -17,15 +17,14 @@ from pathlib import Path
 
 import aiohttp
 
-from cato.config import places
 from cato.core.errors import EngineDeadError, EngineError, InputError
 from cato.core.hung import HungRule, Signs, Silence
 from cato.core.kv_events import BlocksCleared, KvEvent
 from cato.core.pool.prefill import CallTarget
-from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
+from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
 from cato.engines.vllm import dialects, stream, threads, zygote
-from cato.engines.vllm.adapters import ADAPTER_ENV
+from cato.engines.vllm.adapters import ADAPTER_ENV, AddedAdapters
 from cato.engines.vllm.arguments import server_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
@@ -124,9 +123,8 @@ class VllmEngine:
         self._facts = EngineFacts("vllm", model.name, spec.max_num_seqs, 0, simulated=False)
         self._death: asyncio.Future[str] | None = None
         self._lock = asyncio.Lock()
-        # Adapters added after the start, by name, and the lock for changing them.
-        self._added: dict[str, AdapterSpec] = {}
-        self._adding = asyncio.Lock()
+        links = Path(socket_dir, f"{self._name}.lora")
+        self._adapters = AddedAdapters(self._post_adapter, links)
         self._own_zygote: Zygote | None = None
         self._owner: asyncio.StreamWriter | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -136,7 +134,7 @@ class VllmEngine:
         # Running calls, when the engine last showed a sign of life, and why it was given up.
         self._calls: set[_Call] = set()
         self._heard_s = 0.0
-        self._may_be_silent = False  # asleep, or swapping weights
+        self._may_be_silent = False  # asleep, swapping weights, or loading an adapter
         self._why_hung = ""
         self._listener: asyncio.Task[None] | None = None
         # The server's KV events.
@@ -221,7 +219,8 @@ class VllmEngine:
         body = dict(request.body)
         body["model"] = self._server_model
         if request.adapter is not None:
-            await self._hold(request.adapter)
+            most = self._model.adapter_places if self._accelerator == "cpu" else None
+            await self._adapters.hold(request.adapter, most)
             body["model"] = request.adapter.name
         if request.endpoint.generates:
             body["stream"] = request.stream
@@ -337,7 +336,8 @@ class VllmEngine:
         body = json.dumps({"method": "cato_swap", "args": [model_path]}).encode()
         self._may_be_silent = True
         answer = json.loads(await self._ask("POST", "/collective_rpc", body, _SWAP_TIMEOUT))
-        await self._ask("POST", "/reset_prefix_cache")
+        if not json.loads(await self._ask("POST", "/reset_prefix_cache"))["success"]:
+            raise EngineError(f"{model.name}: the engine keeps KV of the old weights", 503)
         self._is_heard_again()
         self._model, self._model_path = model, model_path
         self._facts = replace(self._facts, served_model=model.name)
@@ -360,37 +360,13 @@ class VllmEngine:
         self._is_heard_again()
         self._facts = replace(self._facts, start_s=time.monotonic() - started_s)
 
-    async def _hold(self, adapter: AdapterSpec) -> None:
-        """Load an adapter added after the start; raise `EngineError` if it is not an adapter.
-
-        If an adapter's name comes again, the weights at the same path may have changed, which the
-        server's prefix cache would not notice.
-        """
-        if adapter.version == 0 or self._added.get(adapter.name) == adapter:
-            return
-        async with self._adding:
-            held = self._added.get(adapter.name)
-            if held is not None and held.version >= adapter.version:
-                return
-            had, most = len(self._added), self._model.adapter_places
-            if held is None and self._accelerator == "cpu" and had >= most:
-                # vLLM would apply one more to calls without an adapter: see `adapter_argv`.
-                raise EngineError(
-                    f"this engine has had {had} adapters since its start, of {most} places on a "
-                    f"CPU, so {adapter.name} needs new replicas: `serve deploy` starts some"
-                )
-            body = {
-                "lora_name": adapter.name,
-                "lora_path": places.model_path(adapter.source),
-                "load_inplace": held is not None,
-            }
-            await self._ask(
-                "POST", "/v1/load_lora_adapter", json.dumps(body).encode(), _SWAP_TIMEOUT
-            )
-            if held is not None:
-                external = "?reset_external=true" if self._offloading.size_bytes else ""
-                await self._ask("POST", f"/reset_prefix_cache{external}")
-            self._added[adapter.name] = adapter
+    async def _post_adapter(self, path: str, body: bytes | None) -> bytes:
+        """The engine's own loop loads an adapter, and downloads it first."""
+        self._may_be_silent = True
+        try:
+            return await self._ask("POST", path, body, _SWAP_TIMEOUT)
+        finally:
+            self._is_heard_again()
 
     def _renamed(self, chunk: EngineChunk) -> EngineChunk:
         """Replace the model name that the engine was started with."""
@@ -431,7 +407,6 @@ class VllmEngine:
             offloading=self._offloading,
         )
         self._server_model = self._model.name
-        self._added.clear()
         env = {
             **(_DEV_ENV if spec.swap or spec.sleep else {}),
             **(ADAPTER_ENV if self._model.adapter_places else {}),
@@ -679,6 +654,7 @@ class VllmEngine:
             self._feed.close()
             self._feed = None
         self.pid = None
+        self._adapters.forget()
         if self._uds:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._uds)

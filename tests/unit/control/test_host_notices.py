@@ -15,6 +15,7 @@ from cato.control.notices import CLOUDS, look
 
 # Stand for the instant two minutes after the test begins, as each cloud writes it.
 ISO, AMAZONS, RFC_2822 = "<iso>", "<amazon's>", "<rfc 2822>"
+AMAZONS_IN_DAYS = "<amazon's, in days>"
 # What each cloud asks for in every question.
 ASKED_WITH = {
     "aws": ("X-aws-ec2-metadata-token", "a-token"),
@@ -26,7 +27,7 @@ SPOT, SCHEDULED = (
     "/latest/meta-data/events/maintenance/scheduled",
 )
 PREEMPTED, EVENT = (f"/computeMetadata/v1/instance/{n}" for n in ("preempted", "maintenance-event"))
-EVENTS = "/metadata/scheduledevents"
+EVENTS, NAME = "/metadata/scheduledevents", "/metadata/instance/compute/name"
 
 
 class Cloud(ThreadingHTTPServer):
@@ -61,9 +62,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 def in_two_minutes(text: str) -> str:
     instant = datetime.now(UTC) + timedelta(minutes=2)
+    amazons = "%d %b %Y %H:%M:%S GMT"
     return (
         text.replace(ISO, instant.strftime("%Y-%m-%dT%H:%M:%SZ"))
-        .replace(AMAZONS, instant.strftime("%d %b %Y %H:%M:%S GMT"))
+        .replace(AMAZONS, instant.strftime(amazons))
+        .replace(AMAZONS_IN_DAYS, (instant + timedelta(days=9)).strftime(amazons))
         .replace(RFC_2822, format_datetime(instant, usegmt=True))
     )
 
@@ -80,11 +83,16 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         thread.join()
 
 
-def an_azure_event(kind: str, starts: str) -> dict[str, str]:
-    event = f'{{"EventType": "{kind}", "NotBefore": "{starts}", "Description": "x"}}'
-    return {EVENTS: f'{{"DocumentIncarnation": 1, "Events": [{event}]}}'}
+def an_azure_event(kind: str, starts: str, resources: str = "") -> dict[str, str]:
+    named = f'"ResourceType": "VirtualMachine", "Resources": {resources}, ' if resources else ""
+    event = f'{{"EventType": "{kind}", {named}"NotBefore": "{starts}", "Description": "x"}}'
+    says = {NAME: "vmss_3\n"} if resources else {}
+    return {EVENTS: f'{{"DocumentIncarnation": 1, "Events": [{event}]}}', **says}
 
 
+A_RETIREMENT = (
+    f'{{"Code": "instance-retirement", "State": "active", "NotBefore": "{AMAZONS_IN_DAYS}"}}'
+)
 GOING = [
     ("aws", {SPOT: f'{{"action": "terminate", "time": "{ISO}"}}'}),
     (
@@ -94,17 +102,21 @@ GOING = [
             f'{{"Code": "system-reboot", "State": "active", "NotBefore": "{AMAZONS}"}}]'
         },
     ),
+    ("aws", {SCHEDULED: f"[{A_RETIREMENT}, {A_RETIREMENT.replace(AMAZONS_IN_DAYS, AMAZONS)}]"}),
     ("gcp", {PREEMPTED: "TRUE\n", EVENT: "NONE"}),
     ("gcp", {PREEMPTED: "FALSE", EVENT: "TERMINATE_ON_HOST_MAINTENANCE"}),
     ("azure", an_azure_event("Preempt", RFC_2822)),
     ("azure", an_azure_event("Reboot", "")),
+    ("azure", an_azure_event("Preempt", RFC_2822, '["vmss_1", "VMSS_3"]')),
 ]
 STAYING = [
     ("aws", {}),
     ("aws", {SCHEDULED: "[]"}),
+    ("aws", {SCHEDULED: f"[{A_RETIREMENT}]"}),
     ("gcp", {PREEMPTED: "FALSE", EVENT: "MIGRATE_ON_HOST_MAINTENANCE"}),
     ("azure", {EVENTS: '{"DocumentIncarnation": 0, "Events": []}'}),
     ("azure", an_azure_event("Freeze", "")),
+    ("azure", an_azure_event("Preempt", RFC_2822, '["vmss_1", "vmss_30"]')),
 ]
 
 

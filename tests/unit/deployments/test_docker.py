@@ -165,6 +165,15 @@ def version_of(pin: Requirement) -> str:
     return str(pin.specifier).removeprefix("==")
 
 
+def test_the_compiler_of_kernels_is_of_the_headers_cuda() -> None:
+    """FlashInfer compiles kernels when an engine starts; nvcc refuses newer or older headers."""
+    locked = pins("nvidia")
+    names = ["nvidia-cuda-runtime", "nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"]
+    assert len({tuple(version_of(locked[name]).split(".")[:2]) for name in names}) == 1
+    script = (DOCKER / "lock.sh").read_text(encoding="utf-8")
+    assert all(f"{name} " in script for name in names)
+
+
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_agrees_with_the_project(lock: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

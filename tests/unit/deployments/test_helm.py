@@ -45,6 +45,8 @@ def test_helm_finds_nothing_wrong(preset: str) -> None:
 def test_the_chart_deploys_what_the_overlay_does(preset: str) -> None:
     expected = by_name(built(KUBERNETES / "overlays" / preset))
     found = by_name(rendered(values_of(preset)))
+    kept = found["PersistentVolumeClaim", "cato-state"]["metadata"].pop("annotations")
+    assert kept == {"helm.sh/resource-policy": "keep"}
     for service in (expected["RayService", "cato"], found["RayService", "cato"]):
         service["spec"]["serveConfigV2"] = yaml.safe_load(service["spec"]["serveConfigV2"])
     assert found == expected
@@ -99,6 +101,26 @@ def test_another_list_of_weights_is_another_job() -> None:
     assert len({name("a"), name("a", "b"), name("a", image="cato:2")}) == 3
 
 
+def test_a_second_cluster_needs_a_store_that_both_reach() -> None:
+    values = {"upgradeStrategy": "NewCluster", "state": {"claim": ""}}
+    manifests = rendered(values)
+    assert not any(m["kind"] == "PersistentVolumeClaim" for m in manifests)
+    head = pod_templates(one(manifests, "RayService"))["head"]["spec"]
+    (state,) = (v for v in head["volumes"] if v["name"] == "state")
+    assert state == {"name": "state", "emptyDir": {"sizeLimit": "5Gi"}}
+    assert [p for m in manifests for p in problems(m, VERSIONS[-1])] == []
+
+
+def test_a_claim_for_the_store_may_be_ones_own() -> None:
+    service = one(rendered({"state": {"claim": "own", "create": False}}), "RayService")
+    head = pod_templates(service)["head"]["spec"]
+    assert head["volumes"][-1]["persistentVolumeClaim"] == {"claimName": "own"}
+    manifests = rendered({"state": {"size": "1Gi", "storageClass": "ssd"}})
+    claim = one(manifests, "PersistentVolumeClaim", "cato-state")
+    assert claim["spec"]["storageClassName"] == "ssd"
+    assert claim["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
+
+
 def test_an_upgrade_on_cards_deletes_nothing() -> None:
     for preset in ("nvidia", "ascend"):
         service = one(rendered(values_of(preset)), "RayService")
@@ -117,6 +139,7 @@ def test_an_own_deployment_file_is_served() -> None:
         ({"preset": "nowhere"}, "preset must be"),
         ({"weights": {"create": True}}, "its name"),
         ({"weights": {"models": ["a"]}}, "where they go"),
+        ({"upgradeStrategy": "NewCluster"}, "state.claim empty"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:

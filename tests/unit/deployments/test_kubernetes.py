@@ -22,6 +22,7 @@ from cato.config.deploy_file import load_deploy_file
 from cato.config.deployments import ray_actor_options
 from cato.core.topology import DeploymentSpec, Topology
 from cato.serve.app import DRAIN_S
+from cato.store.location import default_location
 
 ROOT = Path(__file__).resolve().parents[3]
 KUBERNETES = ROOT / "deployments" / "kubernetes"
@@ -29,6 +30,8 @@ BASE = KUBERNETES / "base"
 OVERLAYS = sorted(p.parent for p in KUBERNETES.glob("overlays/*/kustomization.yaml"))
 # The oldest and the newest Kubernetes that the manifests are checked for.
 VERSIONS = ("1.29", "1.37")
+# Where the head's claim is.
+STATE = "/var/lib/cato-state"
 # Kubernetes' name of a card -> Ray's.
 CARDS = {"nvidia.com/gpu": "GPU", "huawei.com/Ascend910": "NPU"}
 
@@ -231,7 +234,7 @@ def test_selectors_and_ports_and_volumes_resolve(overlay: Path) -> None:
 
 @overlays
 def test_pods_are_locked_down(overlay: Path) -> None:
-    for template in pod_templates(one(built(overlay), "RayService")).values():
+    for name, template in pod_templates(one(built(overlay), "RayService")).items():
         pod = template["spec"]
         assert pod["automountServiceAccountToken"] is False
         security = pod["securityContext"]
@@ -245,10 +248,29 @@ def test_pods_are_locked_down(overlay: Path) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         writable = {m["mountPath"] for m in container["volumeMounts"]}
-        assert writable == {"/tmp", "/dev/shm", "/var/lib/cato"}
+        assert writable - {STATE} == {"/tmp", "/dev/shm", "/var/lib/cato"}
+        assert (STATE in writable) == (name == "head")
         resources = container["resources"]
         assert {"cpu", "memory"} <= resources["requests"].keys()
         assert resources["requests"] == resources["limits"]
+
+
+def test_the_store_of_the_head_outlives_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = base_manifests()
+    service = one(manifests, "RayService")
+    claim = one(manifests, "PersistentVolumeClaim", "cato-state")
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    head = pod_templates(service)["head"]["spec"]
+    (container,) = head["containers"]
+    env = {e["name"]: e["value"] for e in container["env"]}
+    monkeypatch.delenv("CATO_STORE", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", env["XDG_STATE_HOME"])
+    mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+    (place,) = (p for p in mounts if Path(default_location()).is_relative_to(p))
+    (volume,) = (v for v in head["volumes"] if v["name"] == mounts[place])
+    assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    # A second cluster's head could not mount it while the first one's does.
+    assert service["spec"]["upgradeStrategy"] == {"type": "None"}
 
 
 @overlays
@@ -266,7 +288,10 @@ def test_secrets_are_named_and_never_held(overlay: Path) -> None:
         (container,) = template["spec"]["containers"]
         (source,) = container["envFrom"]
         assert f"create secret generic {source['secretRef']['name']} " in guide
-        assert container["env"] == [{"name": "CATO_HAPROXY_METRICS_HOST", "value": "0.0.0.0"}]
+        assert {e["name"] for e in container["env"]} <= {
+            "CATO_HAPROXY_METRICS_HOST",
+            "XDG_STATE_HOME",
+        }
 
 
 @overlays

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import tempfile
@@ -25,8 +26,9 @@ from kits.engine_conformance import a_request, collect, text_of
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.hung import HungRule
 from cato.core.ids import ModelName
-from cato.core.topology import EngineSpec, ModelSpec, TemplateFacts
+from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import EngineLoad, EngineState
+from cato.engines.vllm import process
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 
@@ -38,6 +40,7 @@ ANSWERS = {
     "/health": {}, "/version": {"version": "stand-in"},
     "/v1/models": {"data": [{"id": "demo", "max_model_len": 512}]},
     "/metrics": {"env": os.environ.get("FOR_ENGINE")},
+    "/collective_rpc": {"results": [0.5]},
     "/sleep?level=1": {}, "/wake_up": {}, "/is_sleeping": {"is_sleeping": False},
 }
 
@@ -61,6 +64,16 @@ async def answer(reader, writer):
         is_whole = await send(writer, json.dumps({"prompt": text}).encode())
     elif path == "/v1/completions":
         is_whole = await complete(json.loads(body), writer)
+    elif path == "/v1/load_lora_adapter":
+        print("ADAPTER", body.decode(), flush=True)
+        if b"slow" in body:  # its loop downloads
+            time.sleep(4)
+        is_whole = await send(writer, b"{}")
+    elif path.startswith("/reset_prefix_cache"):
+        RESETS.append(path)
+        print("RESET", path, flush=True)
+        success = "--busy" not in sys.argv or len(RESETS) > 2
+        is_whole = await send(writer, json.dumps({"success": success}).encode())
     else:
         is_whole = await send(writer, json.dumps(ANSWERS[path]).encode())
     if is_whole:
@@ -116,7 +129,7 @@ async def complete(body, writer):
         await event({"choices": [], "usage": usage, "priority": body.get("priority")})
     return await send(writer, b"data: [DONE]\\n\\n")
 
-CORE = None
+CORE, RESETS = None, []
 
 async def serve(path):
     global CORE
@@ -467,6 +480,80 @@ async def test_an_engine_that_sleeps_is_not_asked_for_a_sign(zygote: Zygote) -> 
     assert engine.state is EngineState.READY
     await engine.wake()
     await until(lambda: log.read_text().count("PROBE") > asked)
+    await engine.stop()
+
+
+def told(engine: VllmEngine, word: str) -> list[str]:
+    """What the stand-in has printed after `word`."""
+    lines = Path(engine.log).read_text().splitlines()
+    return [line.removeprefix(word).strip() for line in lines if line.split(" ")[0] == word]
+
+
+async def test_each_version_of_an_adapter_has_a_path_of_its_own(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "weights").write_text("x")
+    team = AdapterSpec(ModelName("team"), str(tmp_path / "lora"), version=3)
+    other = replace(team, name=ModelName("a/b" * 80))
+    for adapter in (team, team, replace(team, version=4), team, other):
+        await collect(engine, replace(a_request(), adapter=adapter))
+    loads = [json.loads(line) for line in told(engine, "ADAPTER")]
+    assert [load["lora_name"] for load in loads] == ["team", "team", other.name]
+    assert [load["load_inplace"] for load in loads] == [False, True, False]
+    links = {load["lora_path"] for load in loads}
+    assert len(links) == 3
+    assert all(os.path.isabs(link) for link in links)
+    assert all((Path(link) / "weights").read_text() == "x" for link in links)
+    assert told(engine, "RESET") == [], "blocks of old versions are never found"
+    await engine.stop()
+    assert not any(os.path.lexists(link) for link in links)
+    assert (tmp_path / "lora" / "weights").exists()
+
+
+async def test_an_adapter_from_the_hub_comes_again_once_the_old_blocks_are_gone(
+    zygote: Zygote,
+) -> None:
+    engine = an_engine(zygote, "--busy")
+    await engine.start()
+    team = AdapterSpec(ModelName("team"), "acme/cobol-lora", version=3)
+    for version in (3, 4):
+        await collect(engine, replace(a_request(), adapter=replace(team, version=version)))
+    loads = [json.loads(line) for line in told(engine, "ADAPTER")]
+    assert [load["lora_path"] for load in loads] == ["acme/cobol-lora"] * 2
+    resets = told(engine, "RESET")
+    assert len(resets) == 3
+    assert "reset_running_requests=true" in resets[0]
+    await engine.stop()
+
+
+async def test_an_engine_that_loads_an_adapter_may_be_silent(zygote: Zygote) -> None:
+    engine = an_engine(zygote, hung=replace(HASTY, idle_s=0.1))
+    await engine.start()
+    pid = engine.pid
+    slow = AdapterSpec(ModelName("slow"), "acme/slow-lora", version=1)
+    assert text_of(await collect(engine, replace(a_request(), adapter=slow))) == "ab"
+    assert engine.pid == pid
+    asked = len(told(engine, "PROBE"))
+    await until(lambda: len(told(engine, "PROBE")) > asked)
+    await engine.stop()
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_swap_that_leaves_old_blocks_is_an_error(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr(process, "why_not_swappable", lambda *_: None)
+    engine = an_engine(zygote, *(["--busy"] if busy else []))
+    await engine.start()
+    model = ModelSpec(ModelName("other"), "demo", "qwen")
+    if busy:
+        with pytest.raises(EngineError, match="keeps KV of the old weights"):
+            await engine.swap(model, "/n")
+    else:
+        assert await engine.swap(model, "/n") == 0.5
     await engine.stop()
 
 

@@ -139,6 +139,54 @@ def selectors(tree: Any) -> Iterator[tuple[str, set[str]]]:
         yield from selectors(inner)
 
 
+@pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[w for w, _ in EXPRESSIONS])
+def test_an_expression_counts_the_deployment_once_however_many_targets(
+    where: str, expression: str
+) -> None:
+    """Each target has all series: sums are ratios' or over the highest of the targets, and an
+    operator between unaggregated series would find each several times."""
+    parser = pytest.importorskip("promql_parser", reason="`promql-parser` is not installed")
+    tree = parser.parse(expression.replace("$__rate_interval", "5m"))
+    nodes = list(operations(tree))
+    for node in nodes:
+        sides = [s for s in (node.lhs, node.rhs) if not has_one_value(s)]
+        if len(sides) == 2 and str(node.op) not in ("and", "or", "unless"):
+            assert all(is_aggregated(side) for side in sides), where
+    is_share = "histogram_quantile" in expression or any(str(node.op) == "/" for node in nodes)
+    if where.startswith("dashboard") and not is_share:
+        assert re.search(r"\b(max|min)( by \([^)]*\))? ?\(", expression), where
+
+
+def bare(tree: Any) -> Any:
+    """Without parentheses around it."""
+    while type(tree).__name__ == "ParenExpr":
+        tree = tree.expr
+    return tree
+
+
+def has_one_value(tree: Any) -> bool:
+    tree = bare(tree)
+    if type(tree).__name__ == "BinaryExpr":
+        return has_one_value(tree.lhs) and has_one_value(tree.rhs)
+    return type(tree).__name__ == "NumberLiteral"
+
+
+def is_aggregated(tree: Any) -> bool:
+    tree = bare(tree)
+    if type(tree).__name__ == "BinaryExpr":
+        return all(is_aggregated(s) for s in (tree.lhs, tree.rhs) if not has_one_value(s))
+    is_recorded = str(getattr(tree, "name", "")) in records()
+    return is_recorded or type(tree).__name__ == "AggregateExpr"
+
+
+def operations(tree: Any) -> Iterator[Any]:
+    tree = bare(tree)
+    if type(tree).__name__ == "BinaryExpr":
+        yield tree
+        yield from operations(tree.lhs)
+        yield from operations(tree.rhs)
+
+
 def test_every_alert_says_what_happened_and_what_to_do() -> None:
     for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
         for rule in group["rules"]:

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from cato.cli.client import ends_on, fail, this_user
 from cato.cli.keys_history import audit, usage
 from cato.cli.store import Store, moment, opened_store
-from cato.config.deploy_file import load_deploy_file
+from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.paths import resolve
 from cato.core.administration import (
     AddKey,
@@ -77,7 +77,8 @@ def create(
         typer.Option(min=0.01, help="Target time from a session's first call to its end."),
     ] = None,
     deployment: Annotated[
-        str | None, typer.Option(help="The deployment file with these tasks and models.")
+        str | None,
+        typer.Option(help="The deployment file with these tasks and models, and the store."),
     ] = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Do not check the names of tasks and models.")
@@ -94,8 +95,14 @@ def create(
     if tasks and default_task and default_task not in tasks:
         fail(f"--default-task {default_task} must be one of the key's tasks (--task)")
     named_tasks = tuple(filter(None, (*tasks, default_task)))
-    if not unchecked and (named_tasks or model):
-        _check_names(deployment, store, named_tasks, tuple(model or ()))
+    if deployment is not None:
+        with ends_on(ConfigError):
+            file = load_deploy_file(deployment)
+            store = store or file.topology.store
+            if not unchecked:
+                _check_names(file, store, named_tasks, tuple(model or ()))
+    elif not unchecked and (named_tasks or model):
+        fail("give the deployment file with --deployment, or add --unchecked")
     now_s = time.time()
     secret, id, digest = new_key()
     key = ApiKey(
@@ -224,21 +231,17 @@ def _bound(text: str) -> tuple[str, int]:
 
 
 def _check_names(
-    deployment: str | None, store: str | None, tasks: tuple[str, ...], models: tuple[str, ...]
+    file: DeployFile, store: str | None, tasks: tuple[str, ...], models: tuple[str, ...]
 ) -> None:
     """End the command when the deployment has no such task or model: a key for a misspelt name
     would be refused everything, and would suddenly work if the name were added later."""
-    if deployment is None:
-        fail("give the deployment file with --deployment, or add --unchecked")
-    with ends_on(ConfigError):
-        file = load_deploy_file(deployment)
-        known_tasks = load_workflows(resolve(file.ingress.workflows_dir))
+    known_tasks = load_workflows(resolve(file.ingress.workflows_dir)) if tasks else {}
     for task in tasks:
         if task not in known_tasks:
             fail(f"no task {task!r}; known: {', '.join(sorted(known_tasks))}")
     if not models:
         return
-    with opened_store(store or file.topology.store) as opened:
+    with opened_store(store) as opened:
         added = {m.hosted.model.name: m.hosted.model for m in opened.models()}
         adapters = [n for a in opened.adapters() for n in (a.adapter.name, *a.adapter.aliases)]
     known_models = [p.model for p in file.topology.pools]

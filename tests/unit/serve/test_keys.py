@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from ingress_kit import (
     COMPLETION,
     GENERATION,
@@ -34,6 +36,7 @@ from cato.core.topology import AdapterSpec
 from cato.serve.access.addresses import is_own
 from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.keys import digest_of, is_secret_of, new_key, parts
+from cato.store.location import STORE_VARIABLE
 from cato.store.store import MetadataStore
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
@@ -501,6 +504,24 @@ def test_names_of_a_key_are_those_of_its_deployment(tmp_path: Path) -> None:
     store.close()
     assert checked.models == (*known, "tuned", "mine")
     assert unchecked.models == ("later",)
+
+
+@pytest.mark.parametrize("words", [(), ("--model", "later", "--unchecked"), ("--model", "MODEL")])
+def test_a_key_of_a_deployment_is_kept_in_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    config = yaml.safe_load(SIMULATED.read_text(encoding="utf-8"))
+    config["applications"][0]["args"]["store"] = str(tmp_path / "own.db")
+    file = tmp_path / "deployment.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    name = load_deploy_file(file).topology.pools[0].model.name
+    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "other.db"))
+    asked = ["keys", "create", "--tenant", "a", "--deployment", str(file)]
+    result = CliRunner().invoke(cli, [*asked, *(name if w == "MODEL" else w for w in words)])
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "other.db").exists()
+    with closing(MetadataStore.open(tmp_path / "own.db")) as store:
+        assert len(store.api_keys()) == 1
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def explain(
     if as_json:
         print(json.dumps(plain, indent=2, ensure_ascii=False))
     else:
-        Console().print(shown)
+        Console(markup=False).print(shown)
 
 
 def rendered_session(turns: list[dict[str, Any]]) -> Group:

@@ -144,7 +144,7 @@ def list_keys(store: Store = None) -> None:
         limits.add_row(
             tenant.name, *("-" if n is None else f"{n:,}" for n in numbers), f"{tenant.weight:g}"
         )
-    Console().print(table, *([limits] if tenants else []))
+    Console(markup=False).print(table, *([limits] if tenants else []))
 
 
 @app.command()

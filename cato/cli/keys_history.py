@@ -57,7 +57,7 @@ def usage(
     for row in rows:
         cost = "-" if row["cost"] is None else f"{row['cost']:,.2f}"
         table.add_row(*(str(row[g]) for g in groups), *(f"{row[s]:,}" for s in SUMS), cost)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def audit(
@@ -81,7 +81,7 @@ def audit(
         table.add_row(
             moment(e.at_s), e.action, e.who, e.tenant, e.target, *_difference(e.before, e.after)
         )
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _difference(

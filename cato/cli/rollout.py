@@ -90,7 +90,7 @@ def status(url: Url = DEFAULT_URL) -> None:
     """Show all rollouts: the step, both models' calls, and the rule's verdict."""
     with client(url) as http:
         rollouts = answer(http.get(PATH))["data"]
-    Console().print(rendered(rollouts) if rollouts else "no rollout")
+    Console(markup=False).print(rendered(rollouts) if rollouts else "no rollout")
 
 
 @app.command()
@@ -108,7 +108,7 @@ def rollback(name: Name, url: Url = DEFAULT_URL) -> None:
 def _ordered(url: str, path: str, body: Json) -> None:
     with client(url) as http:
         rollout = answer(http.post(PATH + path, json=body))
-    Console().print(rendered([rollout]))
+    Console(markup=False).print(rendered([rollout]))
 
 
 def rendered(rollouts: Sequence[Json]) -> Group:

@@ -40,7 +40,7 @@ def top(
 
     Shows what the API key's tenant may see; without keys, everything.
     """
-    console = Console()
+    console = Console(markup=False)
     with client(url) as http:
         if once:
             console.print(rendered(_look(http)))

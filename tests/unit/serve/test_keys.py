@@ -563,6 +563,22 @@ def test_usage_adds_up_in_the_store(tmp_path: Path) -> None:
     store.close()
 
 
+def test_names_like_markup_are_shown_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "m.db"
+    for name in ("[/x]", "[red]x"):
+        run_keys(path, "create", "--tenant", "[/t]", "--name", name)
+    with closing(MetadataStore.open(path)) as store:
+        store.write([Usage("2026-11-21", "[/t]", "k", "[red]t", "m", 1, 10, 2, 5)])
+    listed = run_keys(path, "list")
+    assert "[/x]" in listed
+    assert "[red]x" in listed
+    assert "name=[/x]" in run_keys(path, "audit")
+    assert "[red]t" in run_keys(path, "usage")
+
+
 async def test_the_profiler_tells_the_keys_and_keeps_the_usage(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     made = run_keys(path, "create", "--tenant", "team-a").strip()

@@ -5,6 +5,7 @@ The commands write to the metadata store; a running deployment picks up a change
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Annotated
@@ -29,6 +30,7 @@ from cato.core.administration import (
 from cato.core.errors import ConfigError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant
 from cato.core.topology import model_called
+from cato.serve.access.administration import MAX_DAYS, MAX_LIMIT, MAX_WEIGHT
 from cato.serve.access.keys import new_key
 from cato.serve.ingress.bounds import NAMES
 from cato.workflows.load import load_workflows
@@ -39,7 +41,13 @@ app = typer.Typer(
 )
 
 Id = Annotated[str, typer.Argument(help="The key's id, as `cato keys list` shows it.")]
-Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
+Limit = Annotated[int | None, typer.Option(min=1, max=MAX_LIMIT, show_default="no limit")]
+
+
+def _number(value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("must be a number")
+    return value
 
 
 @app.command()
@@ -74,7 +82,12 @@ def create(
     ] = None,
     session_minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Target time from a session's first call to its end."),
+        typer.Option(
+            min=0.01,
+            max=1440 * MAX_DAYS,
+            callback=_number,
+            help="Target time from a session's first call to its end.",
+        ),
     ] = None,
     deployment: Annotated[
         str | None,
@@ -83,7 +96,10 @@ def create(
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Do not check the names of tasks and models.")
     ] = False,
-    days: Annotated[float | None, typer.Option(min=0, help="Days until the key expires.")] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(min=0, max=MAX_DAYS, callback=_number, help="Days until the key expires."),
+    ] = None,
     store: Store = None,
 ) -> None:
     """Create a key and print it; it is not shown again."""
@@ -187,7 +203,15 @@ def open_(store: Store = None) -> None:
 @app.command()
 def rotate(
     id: Id,
-    hours: Annotated[float, typer.Option(min=0, help="Hours that the old key stays valid.")] = 24,
+    hours: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=24 * MAX_DAYS,
+            callback=_number,
+            help="Hours that the old key stays valid.",
+        ),
+    ] = 24,
     store: Store = None,
 ) -> None:
     """Replace a key with a new one that has its rights and never expires; print it once."""
@@ -209,7 +233,13 @@ def limit(
     tokens_per_minute: Limit = None,
     tokens_per_month: Limit = None,
     weight: Annotated[
-        float, typer.Option(min=0.01, help="Its share of a full pool, relative to other tenants.")
+        float,
+        typer.Option(
+            min=0.01,
+            max=MAX_WEIGHT,
+            callback=_number,
+            help="Its share of a full pool, relative to other tenants.",
+        ),
     ] = 1.0,
     store: Store = None,
 ) -> None:
@@ -225,8 +255,12 @@ app.command()(audit)
 
 def _bound(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if name not in NAMES or not number.isdecimal():
-        fail(f"--bound takes NAME=NUMBER, with one of {', '.join(NAMES)}; not {text!r}")
+    is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(MAX_LIMIT))
+    if name not in NAMES or not is_number or int(number) > MAX_LIMIT:
+        fail(
+            f"--bound takes NAME=NUMBER, with one of {', '.join(NAMES)} and at most {MAX_LIMIT}; "
+            f"not {text!r}"
+        )
     return name, int(number)
 
 

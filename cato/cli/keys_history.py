@@ -17,6 +17,7 @@ from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import ConfigError
 from cato.core.prices import NO_PRICES
 from cato.core.tenancy import LAST_DAY
+from cato.serve.access.administration import MAX_LIMIT
 from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, summed
 
 
@@ -62,7 +63,9 @@ def usage(
 
 def audit(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of entries, newest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LIMIT, help="Number of entries, newest first.")
+    ] = 50,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,

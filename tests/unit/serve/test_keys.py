@@ -29,6 +29,7 @@ from cato.cli import app as cli
 from cato.config.deploy_file import load_deploy_file
 from cato.config.schema import IngressArgs
 from cato.control.profiler import Profiler
+from cato.core.administration import AddKey
 from cato.core.errors import AccessError
 from cato.core.ids import ModelName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
@@ -561,6 +562,36 @@ def test_usage_adds_up_in_the_store(tmp_path: Path) -> None:
     assert store.usage("team-b") == ()
     assert store.access("2026-11").spent_tokens == {"team-a": 45}
     store.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("create", "--tenant", "a", "--days", "9999999"),
+        ("create", "--tenant", "a", "--days", "nan"),
+        ("create", "--tenant", "a", "--session-minutes", "1e300"),
+        ("create", "--tenant", "a", "--bound", f"n={10**20}"),
+        ("create", "--tenant", "a", "--bound", f"n={'9' * 5000}"),
+        ("rotate", "0123456789", "--hours", "1e300"),
+        ("limit", "a", "--tokens-per-month", str(10**20)),
+        ("limit", "a", "--weight", "1e300"),
+        ("limit", "a", "--weight", "nan"),
+        ("audit", "--limit", str(10**20)),
+    ],
+)
+def test_numbers_that_are_too_large_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli, ["keys", *words, "--store", str(tmp_path / "m.db")])
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit)
+    assert words[-2] in result.stderr
+    assert not (tmp_path / "m.db").exists()
+
+
+def test_a_key_that_ends_after_all_calendars_is_listed(tmp_path: Path) -> None:
+    with closing(MetadataStore.open(tmp_path / "m.db")) as store:
+        _, key = a_key(expires_at_s=1e13)
+        store.administer(AddKey(key), "test")
+    assert "never" in run_keys(tmp_path / "m.db", "list")
 
 
 def test_names_like_markup_are_shown_as_they_are(

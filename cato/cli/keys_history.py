@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from cato.cli.client import ends_on, fail
+from cato.cli.client import ends_on
 from cato.cli.store import Store, moment, opened_store
 from cato.config.deploy_file import load_deploy_file
-from cato.core.errors import ConfigError
+from cato.core.errors import ConfigError, InputError
 from cato.core.prices import NO_PRICES
 from cato.core.tenancy import LAST_DAY
 from cato.serve.access.administration import MAX_LIMIT
-from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, summed
+from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, day_of, groups_of, summed
 
 
 def usage(
@@ -26,7 +26,7 @@ def usage(
     by: Annotated[str, typer.Option(help="Columns to group by, such as day,model.")] = ",".join(
         GROUPS
     ),
-    since: Annotated[str, typer.Option(help="The first day, such as 2026-11-01.")] = "",
+    since: Annotated[str | None, typer.Option(help="The first day, such as 2026-11-01.")] = None,
     until: Annotated[str, typer.Option(help="The last day.")] = LAST_DAY,
     deployment: Annotated[
         str | None, typer.Option(help="The deployment file with the `prices` and the store.")
@@ -35,9 +35,9 @@ def usage(
     store: Store = None,
 ) -> None:
     """Show usage and, with --deployment, what it costs."""
-    groups = tuple(by.split(","))
-    if not set(groups) <= set(GROUPS):
-        fail(f"--by takes a list from {','.join(GROUPS)}")
+    with ends_on(InputError):
+        groups = groups_of(by, "--by")
+        days = day_of(since, "", "--since"), day_of(until, LAST_DAY, "--until")
     prices, bases = NO_PRICES, dict[str, str]()
     if deployment is not None:
         with ends_on(ConfigError):
@@ -46,7 +46,7 @@ def usage(
         pools = file.topology.pools
         bases = {a.name: p.model.name for p in pools for a in p.model.adapters}
     with opened_store(store) as opened:
-        of_all, held = opened.usage(None, since, until), opened.card_time(since, until)
+        of_all, held = opened.usage(None, *days), opened.card_time(*days)
         bases |= {a.adapter.name: a.base for a in opened.adapters()}
     used = [u for u in of_all if tenant in (None, u.tenant)]
     rows = summed(used, prices.costs(used, of_all, held, bases), groups)

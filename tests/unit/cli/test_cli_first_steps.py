@@ -17,6 +17,7 @@ from cato.cli import app
 from cato.cli.client import DEFAULT_URL, _served
 from cato.cli.cluster import served_here
 from cato.config.lines import with_lines
+from cato.config.yaml_file import MAX_FILE_BYTES
 from cato.core.errors import Problem
 from cato.serve import served
 from cato.serve.keeper import new_mark
@@ -101,6 +102,15 @@ def test_a_path_with_dots_in_its_names_is_found_and_an_unknown_one_keeps_its_fil
 
 
 # The bare address
+
+
+def test_a_file_above_the_size_limit_is_not_parsed_for_lines(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text("a: 1\n" + f"# {'x' * 98}\n" * (MAX_FILE_BYTES // 100), encoding="utf-8")
+    problem = Problem(str(path), "a", "", "wrong")
+    assert with_lines([problem]) == (problem,)
+    path.write_text("a: 1\n", encoding="utf-8")
+    assert with_lines([problem])[0].file == f"{path}:1"
 
 
 async def test_the_bare_address_leads_to_the_status_page_and_docs_show_every_path(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ from ingress_kit import COMPLETION, a_fast_pool, running
 from typer.testing import CliRunner, Result
 
 import cato
-from cato.cli import app
+from cato.cli import app, main
 from cato.cli.client import DEFAULT_URL, _served
 from cato.cli.cluster import served_here
 from cato.config.lines import with_lines
@@ -149,6 +150,25 @@ def test_commands_find_the_newest_cato_serve_of_this_host(run_dir: Path) -> None
     assert _served("http://other:1") == "http://other:1"
     served.forget(run_dir, newer.mark)
     assert served_here() == older
+
+
+@pytest.mark.parametrize("words", [("top", "--once"), ("explain", "x"), ("keys", "list")])
+def test_a_run_folder_that_cannot_be_used_ends_a_command_with_its_problem(
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    run_dir.chmod(0o777)
+    for variable in ("CATO_STORE", "CATO_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "argv", ["cato", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert "other users can write to it" in shown
+    assert "Traceback" not in shown
 
 
 def test_a_named_cluster_is_not_replaced_by_the_one_that_runs_here(

@@ -112,7 +112,7 @@ def serve(
     # default handlers, as these signals are caught here.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _as_interrupt)
-    log_path = run_dir() / "serve.log"
+    log_path = log_path_of(url)
     address = os.environ.get("RAY_ADDRESS") or OWN_RAY
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -148,6 +148,11 @@ def serve(
         _stop(process, keeper)
         forget(run_dir(), mark)
         served.forget(run_dir(), mark)
+
+
+def log_path_of(url: str) -> Path:
+    """The log of the `cato serve` at `url`; another one of this user has another port."""
+    return run_dir() / f"serve-{urlsplit(url).port}.log"
 
 
 def checked(file: str) -> DeployFile:

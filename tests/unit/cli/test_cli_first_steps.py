@@ -17,6 +17,7 @@ import cato
 from cato.cli import app, main
 from cato.cli.client import DEFAULT_URL, _served
 from cato.cli.cluster import served_here
+from cato.cli.serve import log_path_of
 from cato.config.lines import with_lines
 from cato.config.yaml_file import MAX_FILE_BYTES
 from cato.core.errors import Problem
@@ -169,6 +170,11 @@ def test_a_run_folder_that_cannot_be_used_ends_a_command_with_its_problem(
     shown = capsys.readouterr().err
     assert "other users can write to it" in shown
     assert "Traceback" not in shown
+
+
+def test_each_cato_serve_of_a_user_has_its_own_log(run_dir: Path) -> None:
+    assert log_path_of("http://127.0.0.1:8000") == run_dir / "serve-8000.log"
+    assert log_path_of("http://[::1]:9000") == run_dir / "serve-9000.log"
 
 
 def test_a_named_cluster_is_not_replaced_by_the_one_that_runs_here(

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -147,8 +148,7 @@ def test_commands_find_the_newest_cato_serve_of_this_host(run_dir: Path) -> None
         served.record(run_dir, one)
     assert served_here() == newer
     assert served_here("a:1") == older
-    assert _served(DEFAULT_URL) == newer.url
-    assert _served("http://other:1") == "http://other:1"
+    assert _served() == newer.url
     served.forget(run_dir, newer.mark)
     assert served_here() == older
 
@@ -172,6 +172,35 @@ def test_a_run_folder_that_cannot_be_used_ends_a_command_with_its_problem(
     assert "Traceback" not in shown
 
 
+def test_the_one_on_the_default_port_is_found_at_any_address(run_dir: Path) -> None:
+    parent = psutil.Process(os.getppid())
+    mark = f"{parent.pid}:{parent.create_time()}"
+    served.record(run_dir, Served(mark, "http://0.0.0.0:8000", "f", "a:1"))
+    served.record(run_dir, Served(new_mark(), "http://127.0.0.1:9000", "g", "a:2"))
+    assert _served() == "http://0.0.0.0:8000"
+
+
+@pytest.mark.parametrize("variable", ["", "CATO_URL"])
+def test_a_url_that_was_given_is_never_replaced(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    served.record(run_dir, Served(new_mark(), "http://127.0.0.1:9000", "f", "a:1"))
+    asked: list[str] = []
+
+    def refuse(transport: object, request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url.copy_with(path="/")))
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
+    monkeypatch.delenv("CATO_URL", raising=False)
+    if variable:
+        monkeypatch.setenv(variable, DEFAULT_URL)
+    run("top", "--once", *(() if variable else ("--url", DEFAULT_URL)))
+    monkeypatch.delenv("CATO_URL", raising=False)
+    run("top", "--once")
+    assert asked == [f"{DEFAULT_URL}/", "http://127.0.0.1:9000/"]
+
+
 def test_each_cato_serve_of_a_user_has_its_own_log(run_dir: Path) -> None:
     assert log_path_of("http://127.0.0.1:8000") == run_dir / "serve-8000.log"
     assert log_path_of("http://[::1]:9000") == run_dir / "serve-9000.log"
@@ -190,4 +219,4 @@ def test_a_killed_cato_serve_is_forgotten(run_dir: Path) -> None:
     served.record(run_dir, Served("999999999:1.0", "u", "f", "a:1"))
     assert served_here() is None
     assert list(run_dir.iterdir()) == []
-    assert _served(DEFAULT_URL) == DEFAULT_URL
+    assert _served() == DEFAULT_URL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
 
 import cato
+from cato.core.errors import ConfigError
 
 # Command -> its line in `cato --help`. The module `cato.cli.<command>` has a function of the same
 # name or, for a command with subcommands, a Typer application `app`.
@@ -85,4 +87,9 @@ def _cato(
 
 
 def main() -> None:
-    app()
+    """Run the command line; a wrong file or setting ends it with its problems and code 2."""
+    try:
+        app()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

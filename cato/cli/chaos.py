@@ -25,7 +25,7 @@ from cato.lab.chaos.local_stage import local_stage
 from cato.lab.chaos.plan import Plan, load_plan
 
 DEFAULT_PLAN = "deployments/drills/quick.yaml"
-console = Console()
+console = Console(markup=False)
 
 
 def chaos(

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -23,11 +24,11 @@ KEY_VARIABLE = "CATO_API_KEY"
 TIMEOUT = httpx.Timeout(600.0, connect=3.0)
 
 Url = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--url",
         envvar="CATO_URL",
-        help="CATO's URL; by default that of the `cato serve` on this host.",
+        help=f"CATO's URL; by default that of the `cato serve` on this host, else {DEFAULT_URL}.",
     ),
 ]
 
@@ -48,9 +49,10 @@ def ends_on(*errors: type[Exception]) -> Generator[None, None, None]:
 
 
 @contextmanager
-def client(url: str) -> Generator[httpx.Client, None, None]:
-    """An HTTP client for the CATO at `url`; ends the command when the connection fails."""
-    url = _served(url)
+def client(url: str | None) -> Generator[httpx.Client, None, None]:
+    """An HTTP client for the CATO at `url`, by default the one on this host; ends the command when
+    the connection fails."""
+    url = url or _served()
     try:
         with httpx.Client(base_url=url, timeout=TIMEOUT, headers=_key_header()) as http:
             yield http
@@ -62,11 +64,12 @@ def client(url: str) -> Generator[httpx.Client, None, None]:
         fail(f"the connection to {url} broke: {error}")
 
 
-def _served(url: str) -> str:
-    """`url`; but for the default URL that of this host's newest `cato serve`, if none listens on
-    the default port."""
-    here = [s.url for s in running(run_dir())] if url == DEFAULT_URL else []
-    return url if not here or url in here else here[0]
+def _served() -> str:
+    """The URL of the `cato serve` on this host's default port, else of the newest one; without
+    any, the default URL."""
+    here = [s.url for s in running(run_dir())]
+    usual = [url for url in here if urlsplit(url).port == urlsplit(DEFAULT_URL).port]
+    return next(iter(usual + here), DEFAULT_URL)
 
 
 def _key_header() -> dict[str, str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from cato.cli.cluster import AUTO, Address, connect, served_here
 from cato.serve.keeper import is_left, kill, marked
 
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, markup=False)
 
 
 def down(

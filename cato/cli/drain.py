@@ -17,7 +17,7 @@ POLL_S = 2.0
 MARGIN_S = 5.0
 # Without a notice: our pods' grace period in Kubernetes, less a margin.
 WITHIN_S = 110.0
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, markup=False)
 
 
 def drain(

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from cato.cli.client import DEFAULT_URL, Url, answer, client, fail
+from cato.cli.client import Url, answer, client, fail
 
 # Leaves room for the other columns in an 80-column terminal.
 BAR_CHARS = 20
@@ -32,7 +32,7 @@ def explain(
         bool, typer.Option("--session", help="Show the whole session of that answer.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
 ) -> None:
     """Show a task's SLA receipt: nodes, budgets, queues, replicas and reasons.
 
@@ -56,7 +56,7 @@ def explain(
     if as_json:
         print(json.dumps(plain, indent=2, ensure_ascii=False))
     else:
-        Console().print(shown)
+        Console(markup=False).print(shown)
 
 
 def rendered_session(turns: list[dict[str, Any]]) -> Group:

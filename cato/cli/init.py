@@ -28,7 +28,7 @@ def init(
 ) -> None:
     """Copy the shipped deployments, workflows, profiles and client files to a folder, without
     overwriting any file. Run in that folder, `cato serve` uses them."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     source, kept, written = shipped(), 0, 0
     for pattern in PARTS:
         for path in sorted(p for p in source.glob(pattern) if p.is_file()):

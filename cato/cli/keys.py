@@ -5,6 +5,7 @@ The commands write to the metadata store; a running deployment picks up a change
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Annotated
@@ -16,7 +17,7 @@ from rich.table import Column, Table
 from cato.cli.client import ends_on, fail, this_user
 from cato.cli.keys_history import audit, usage
 from cato.cli.store import Store, moment, opened_store
-from cato.config.deploy_file import load_deploy_file
+from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.paths import resolve
 from cato.core.administration import (
     AddKey,
@@ -29,6 +30,7 @@ from cato.core.administration import (
 from cato.core.errors import ConfigError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant
 from cato.core.topology import model_called
+from cato.serve.access.administration import MAX_DAYS, MAX_LIMIT, MAX_WEIGHT
 from cato.serve.access.keys import new_key
 from cato.serve.ingress.bounds import NAMES
 from cato.workflows.load import load_workflows
@@ -39,7 +41,13 @@ app = typer.Typer(
 )
 
 Id = Annotated[str, typer.Argument(help="The key's id, as `cato keys list` shows it.")]
-Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
+Limit = Annotated[int | None, typer.Option(min=1, max=MAX_LIMIT, show_default="no limit")]
+
+
+def _number(value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("must be a number")
+    return value
 
 
 @app.command()
@@ -74,15 +82,24 @@ def create(
     ] = None,
     session_minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Target time from a session's first call to its end."),
+        typer.Option(
+            min=0.01,
+            max=1440 * MAX_DAYS,
+            callback=_number,
+            help="Target time from a session's first call to its end.",
+        ),
     ] = None,
     deployment: Annotated[
-        str | None, typer.Option(help="The deployment file with these tasks and models.")
+        str | None,
+        typer.Option(help="The deployment file with these tasks and models, and the store."),
     ] = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Do not check the names of tasks and models.")
     ] = False,
-    days: Annotated[float | None, typer.Option(min=0, help="Days until the key expires.")] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(min=0, max=MAX_DAYS, callback=_number, help="Days until the key expires."),
+    ] = None,
     store: Store = None,
 ) -> None:
     """Create a key and print it; it is not shown again."""
@@ -94,8 +111,14 @@ def create(
     if tasks and default_task and default_task not in tasks:
         fail(f"--default-task {default_task} must be one of the key's tasks (--task)")
     named_tasks = tuple(filter(None, (*tasks, default_task)))
-    if not unchecked and (named_tasks or model):
-        _check_names(deployment, store, named_tasks, tuple(model or ()))
+    if deployment is not None:
+        with ends_on(ConfigError):
+            file = load_deploy_file(deployment)
+            store = store or file.topology.store
+            if not unchecked:
+                _check_names(file, store, named_tasks, tuple(model or ()))
+    elif not unchecked and (named_tasks or model):
+        fail("give the deployment file with --deployment, or add --unchecked")
     now_s = time.time()
     secret, id, digest = new_key()
     key = ApiKey(
@@ -137,7 +160,7 @@ def list_keys(store: Store = None) -> None:
         limits.add_row(
             tenant.name, *("-" if n is None else f"{n:,}" for n in numbers), f"{tenant.weight:g}"
         )
-    Console().print(table, *([limits] if tenants else []))
+    Console(markup=False).print(table, *([limits] if tenants else []))
 
 
 @app.command()
@@ -180,7 +203,15 @@ def open_(store: Store = None) -> None:
 @app.command()
 def rotate(
     id: Id,
-    hours: Annotated[float, typer.Option(min=0, help="Hours that the old key stays valid.")] = 24,
+    hours: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=24 * MAX_DAYS,
+            callback=_number,
+            help="Hours that the old key stays valid.",
+        ),
+    ] = 24,
     store: Store = None,
 ) -> None:
     """Replace a key with a new one that has its rights and never expires; print it once."""
@@ -202,7 +233,13 @@ def limit(
     tokens_per_minute: Limit = None,
     tokens_per_month: Limit = None,
     weight: Annotated[
-        float, typer.Option(min=0.01, help="Its share of a full pool, relative to other tenants.")
+        float,
+        typer.Option(
+            min=0.01,
+            max=MAX_WEIGHT,
+            callback=_number,
+            help="Its share of a full pool, relative to other tenants.",
+        ),
     ] = 1.0,
     store: Store = None,
 ) -> None:
@@ -218,27 +255,27 @@ app.command()(audit)
 
 def _bound(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if name not in NAMES or not number.isdecimal():
-        fail(f"--bound takes NAME=NUMBER, with one of {', '.join(NAMES)}; not {text!r}")
+    is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(MAX_LIMIT))
+    if name not in NAMES or not is_number or int(number) > MAX_LIMIT:
+        fail(
+            f"--bound takes NAME=NUMBER, with one of {', '.join(NAMES)} and at most {MAX_LIMIT}; "
+            f"not {text!r}"
+        )
     return name, int(number)
 
 
 def _check_names(
-    deployment: str | None, store: str | None, tasks: tuple[str, ...], models: tuple[str, ...]
+    file: DeployFile, store: str | None, tasks: tuple[str, ...], models: tuple[str, ...]
 ) -> None:
     """End the command when the deployment has no such task or model: a key for a misspelt name
     would be refused everything, and would suddenly work if the name were added later."""
-    if deployment is None:
-        fail("give the deployment file with --deployment, or add --unchecked")
-    with ends_on(ConfigError):
-        file = load_deploy_file(deployment)
-        known_tasks = load_workflows(resolve(file.ingress.workflows_dir))
+    known_tasks = load_workflows(resolve(file.ingress.workflows_dir)) if tasks else {}
     for task in tasks:
         if task not in known_tasks:
             fail(f"no task {task!r}; known: {', '.join(sorted(known_tasks))}")
     if not models:
         return
-    with opened_store(store or file.topology.store) as opened:
+    with opened_store(store) as opened:
         added = {m.hosted.model.name: m.hosted.model for m in opened.models()}
         adapters = [n for a in opened.adapters() for n in (a.adapter.name, *a.adapter.aliases)]
     known_models = [p.model for p in file.topology.pools]

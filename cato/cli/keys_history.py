@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from cato.cli.client import ends_on, fail
+from cato.cli.client import ends_on
 from cato.cli.store import Store, moment, opened_store
 from cato.config.deploy_file import load_deploy_file
-from cato.core.errors import ConfigError
+from cato.core.errors import ConfigError, InputError
 from cato.core.prices import NO_PRICES
 from cato.core.tenancy import LAST_DAY
-from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, summed
+from cato.serve.access.administration import MAX_LIMIT
+from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, day_of, groups_of, summed
 
 
 def usage(
@@ -25,7 +26,7 @@ def usage(
     by: Annotated[str, typer.Option(help="Columns to group by, such as day,model.")] = ",".join(
         GROUPS
     ),
-    since: Annotated[str, typer.Option(help="The first day, such as 2026-11-01.")] = "",
+    since: Annotated[str | None, typer.Option(help="The first day, such as 2026-11-01.")] = None,
     until: Annotated[str, typer.Option(help="The last day.")] = LAST_DAY,
     deployment: Annotated[
         str | None, typer.Option(help="The deployment file with the `prices` and the store.")
@@ -34,9 +35,9 @@ def usage(
     store: Store = None,
 ) -> None:
     """Show usage and, with --deployment, what it costs."""
-    groups = tuple(by.split(","))
-    if not set(groups) <= set(GROUPS):
-        fail(f"--by takes a list from {','.join(GROUPS)}")
+    with ends_on(InputError):
+        groups = groups_of(by, "--by")
+        days = day_of(since, "", "--since"), day_of(until, LAST_DAY, "--until")
     prices, bases = NO_PRICES, dict[str, str]()
     if deployment is not None:
         with ends_on(ConfigError):
@@ -45,7 +46,7 @@ def usage(
         pools = file.topology.pools
         bases = {a.name: p.model.name for p in pools for a in p.model.adapters}
     with opened_store(store) as opened:
-        of_all, held = opened.usage(None, since, until), opened.card_time(since, until)
+        of_all, held = opened.usage(None, *days), opened.card_time(*days)
         bases |= {a.adapter.name: a.base for a in opened.adapters()}
     used = [u for u in of_all if tenant in (None, u.tenant)]
     rows = summed(used, prices.costs(used, of_all, held, bases), groups)
@@ -57,12 +58,14 @@ def usage(
     for row in rows:
         cost = "-" if row["cost"] is None else f"{row['cost']:,.2f}"
         table.add_row(*(str(row[g]) for g in groups), *(f"{row[s]:,}" for s in SUMS), cost)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def audit(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of entries, newest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LIMIT, help="Number of entries, newest first.")
+    ] = 50,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
@@ -81,7 +84,7 @@ def audit(
         table.add_row(
             moment(e.at_s), e.action, e.who, e.tenant, e.target, *_difference(e.before, e.after)
         )
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _difference(

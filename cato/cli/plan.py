@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cato.cli.client import ends_on
 from cato.cli.simulation import SEEDS_HELP, a_table, kind_of, seeds_of
@@ -111,7 +112,7 @@ def _plan_scenario(asked: Scenario, goal: float, json_file: Path | None, plot: P
     from cato.sim.plan_plots import plot as plot_plans
     from cato.sim.scenario_runs import BASELINE
 
-    console = Console()
+    console = Console(markup=False)
     with ends_on(CatoError, OSError):
         pools = planning.pools_of(asked)
         with Console(stderr=True).status("") as status:
@@ -162,7 +163,7 @@ def _plan_cards(
 
     if not profiles:
         raise typer.BadParameter("--traffic needs at least one --profile, such as demo-coder@cpu")
-    console, found = Console(), []
+    console, found = Console(markup=False), []
     with ends_on(CatoError, OSError):
         with Console(stderr=True).status("") as status:
             for text in profiles:
@@ -247,7 +248,7 @@ def _table(scenario: Scenario, found: Plan) -> Table:
             _percent(t),
             f"{100 * t.lower:.1f} %" if not t.is_cut else "",
             str(t.seeds),
-            "[bold green]enough" if t.is_enough else "[red]too few",
+            Text("enough", "bold green") if t.is_enough else Text("too few", "red"),
             style="bold" if t is found.found else "",
         )
     return table

@@ -72,7 +72,7 @@ def plan_agents(
                     )
                     samples += searched(search)
                 answers[name] = answer_of(samples, goal, cards)
-    console = Console()
+    console = Console(markup=False)
     table = a_table(
         f"{trace.name}: users a card with {100 * goal:g} % of their turns in time, simulated"
     )

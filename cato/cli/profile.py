@@ -37,7 +37,7 @@ TEXT_CHARS = 1_200
 ADAPTER_BATCHES = (1, 8, 32)
 ADAPTER_ROUNDS = 3
 
-console = Console()
+console = Console(markup=False)
 
 
 def profile(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # machine, which the fit leaves out, ruin it.
 ROUGH = 0.15
 
-console = Console()
+console = Console(markup=False)
 
 
 async def check_profile(

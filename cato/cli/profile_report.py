@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cato.measure.evaluation import Measured, SweepResult
     from cato.measure.sweep import AdapterStep
 
-console = Console()
+console = Console(markup=False)
 
 
 def tell_problems(measured: Measured) -> None:

@@ -55,7 +55,7 @@ def replay(
         if name not in scheduler_names():
             known = ", ".join(scheduler_names())
             raise typer.BadParameter(f"no scheduler named {name!r}; known: {known}")
-    console = Console()
+    console = Console(markup=False)
     with ends_on(CatoError, OSError):
         recording = read_log(log)
         if check:

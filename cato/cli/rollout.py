@@ -13,7 +13,7 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
-from cato.cli.client import DEFAULT_URL, Url, answer, client
+from cato.cli.client import Url, answer, client
 from cato.cli.simulation import a_table
 from cato.core.rollout_rule import RolloutRule
 
@@ -34,7 +34,7 @@ Fraction = Annotated[float, typer.Option(min=0.0, max=1.0)]
 def start(
     name: Name,
     canary: Annotated[str, typer.Option(help="The model to roll out; must be running already.")],
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     share: Annotated[
         list[float] | None,
         typer.Option(
@@ -86,29 +86,29 @@ def start(
 
 
 @app.command()
-def status(url: Url = DEFAULT_URL) -> None:
+def status(url: Url = None) -> None:
     """Show all rollouts: the step, both models' calls, and the rule's verdict."""
     with client(url) as http:
         rollouts = answer(http.get(PATH))["data"]
-    Console().print(rendered(rollouts) if rollouts else "no rollout")
+    Console(markup=False).print(rendered(rollouts) if rollouts else "no rollout")
 
 
 @app.command()
-def promote(name: Name, url: Url = DEFAULT_URL) -> None:
+def promote(name: Name, url: Url = None) -> None:
     """Go to the next step now; after the last step the canary gets all sessions."""
     _ordered(url, "/promote", {"name": name})
 
 
 @app.command()
-def rollback(name: Name, url: Url = DEFAULT_URL) -> None:
+def rollback(name: Name, url: Url = None) -> None:
     """Return all sessions to the stable model; running streams finish where they are."""
     _ordered(url, "/rollback", {"name": name})
 
 
-def _ordered(url: str, path: str, body: Json) -> None:
+def _ordered(url: str | None, path: str, body: Json) -> None:
     with client(url) as http:
         rollout = answer(http.post(PATH + path, json=body))
-    Console().print(rendered([rollout]))
+    Console(markup=False).print(rendered([rollout]))
 
 
 def rendered(rollouts: Sequence[Json]) -> Group:

@@ -17,6 +17,7 @@ import httpx
 import typer
 import yaml
 from rich.console import Console
+from rich.text import Text
 
 from cato.cli.greeting import greet
 from cato.config.deploy_file import DeployFile, load_deploy_file
@@ -68,7 +69,7 @@ LAST_LINES = 25
 # In the message of Serve's proxy and of the ingress for an application that Serve gave up on.
 FAILED = "failed to deploy"
 
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, markup=False)
 
 
 def serve(
@@ -111,7 +112,7 @@ def serve(
     # default handlers, as these signals are caught here.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _as_interrupt)
-    log_path = run_dir() / "serve.log"
+    log_path = log_path_of(url)
     address = os.environ.get("RAY_ADDRESS") or OWN_RAY
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -147,6 +148,11 @@ def serve(
         _stop(process, keeper)
         forget(run_dir(), mark)
         served.forget(run_dir(), mark)
+
+
+def log_path_of(url: str) -> Path:
+    """The log of the `cato serve` at `url`; another one of this user has another port."""
+    return run_dir() / f"serve-{urlsplit(url).port}.log"
 
 
 def checked(file: str) -> DeployFile:
@@ -189,7 +195,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> N
             if not console.is_terminal and what not in told:  # the spinner shows nothing there
                 told.add(what)
                 console.print(f"[{took_s:4.0f} s] {what}", markup=False, highlight=False)
-            status.update(f"{what} ({took_s:.0f} s)")
+            status.update(Text(f"{what} ({took_s:.0f} s)"))
             time.sleep(POLL_S)
     console.print(f"Not ready after {START_TIMEOUT_S:.0f} s; last lines of {log_path}:")
     _show_end(log_path)

@@ -85,7 +85,7 @@ def simulate(
     """
     from cato.lab.experiments import papers
 
-    console = Console()
+    console = Console(markup=False)
     with ends_on(CatoError, OSError):
         if list_:
             console.print(_listed())

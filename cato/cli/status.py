@@ -17,7 +17,7 @@ def status(address: Address = AUTO) -> None:
     from cato.control import actors
     from cato.core.shards import merged
 
-    console = Console()
+    console = Console(markup=False)
     try:
         provisioner = actors.get(actors.PROVISIONER)
     except ValueError as error:

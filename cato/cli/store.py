@@ -31,4 +31,7 @@ def opened_store(location: str | None) -> Generator[MetadataStore, None, None]:
 
 
 def moment(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # after the year 9999
+        return "never"

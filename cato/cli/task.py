@@ -13,7 +13,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from cato.cli.client import DEFAULT_URL, Url, answer, client, error_text, events, fail
+from cato.cli.client import Url, answer, client, error_text, events, fail
 
 
 def task(
@@ -31,7 +31,7 @@ def task(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = (
         False
     ),
-    url: Url = DEFAULT_URL,
+    url: Url = None,
 ) -> None:
     """Run a task and print its answer; a line about its SLO goes to stderr."""
     with client(url) as http:

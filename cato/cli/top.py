@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cato.cli import rollout
-from cato.cli.client import DEFAULT_URL, Url, answer, client
+from cato.cli.client import Url, answer, client
 from cato.cli.simulation import a_table
 
 RUNS_SHOWN = 6
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 def top(
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between refreshes.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
 ) -> None:
@@ -40,7 +40,7 @@ def top(
 
     Shows what the API key's tenant may see; without keys, everything.
     """
-    console = Console()
+    console = Console(markup=False)
     with client(url) as http:
         if once:
             console.print(rendered(_look(http)))

@@ -49,7 +49,7 @@ def check(
     A target below the measured baseline of its task is a warning.
     """
     measured = _measured(store)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     is_good = True
     deploy = _deployment(deployment)
     for path in paths:

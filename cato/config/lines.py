@@ -13,7 +13,7 @@ from dataclasses import replace
 import yaml
 
 from cato.config.paths import resolve
-from cato.config.yaml_file import parse_nodes
+from cato.config.yaml_file import MAX_FILE_BYTES, parse_nodes
 from cato.core.errors import ConfigError, Problem
 
 
@@ -39,7 +39,9 @@ def _roots(file: str) -> list[yaml.Node]:
     """The nodes that a problem's path may start at: the root, and in a deployment file the `args`
     of its applications."""
     try:
-        root = parse_nodes(resolve(file).read_bytes())
+        with resolve(file).open("rb") as stream:
+            text = stream.read(MAX_FILE_BYTES + 1)
+        root = parse_nodes(text) if len(text) <= MAX_FILE_BYTES else None
     except (OSError, ConfigError, yaml.YAMLError, UnicodeError):
         return []
     roots = [] if root is None else [root]

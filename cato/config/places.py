@@ -23,12 +23,16 @@ DEMO_SOURCE = "demo"
 def run_dir() -> Path:
     """The folder for sockets, logs and indexes of this host and user; created when missing.
 
-    Raise `ConfigError` when others can write there: they could take over engines.
+    Raise `ConfigError` when it cannot be made, or others can write there: they could take over
+    engines.
     """
     default = Path(tempfile.gettempdir()) / f"cato-{os.getuid()}"
     folder = Path(os.environ.get(RUN_DIR_VARIABLE) or default)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    why_not = _why_not_ours(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why_not = _why_not_ours(folder)
+    except OSError as error:
+        why_not = f"it cannot be used: {error.strerror}"
     if why_not:
         rule = f"{why_not}; remove it, or set {RUN_DIR_VARIABLE} to another folder"
         raise ConfigError((Problem(RUN_DIR_VARIABLE, "", str(folder), rule),))

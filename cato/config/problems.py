@@ -87,7 +87,8 @@ def problems_of(
             case "missing":
                 value = ""
             case "literal_error":
-                rule += did_you_mean(str(detail["input"]), _quoted(context["expected"]))
+                found = detail["input"] if isinstance(detail["input"], str) else ""
+                rule += did_you_mean(found, _quoted(context["expected"]))
             case "union_tag_not_found":
                 loc, value = [*loc, *_quoted(context["discriminator"])], ""
             case "union_tag_invalid":
@@ -150,7 +151,10 @@ def shown(value: object) -> str:
     if isinstance(value, Mapping | list | tuple):
         kind = "mapping" if isinstance(value, Mapping) else "list"
         return f"a {kind} of {len(value)}" if value else f"an empty {kind}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # more than 4,300 digits, which Python refuses to write
+        return "a number of thousands of digits"
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from cato.config.lines import with_lines
@@ -62,6 +63,11 @@ class WorkflowFiles:
                     changed()
             except OSError as error:  # the folder is missing or unreadable, perhaps briefly
                 log.warning("cannot read the workflow files, keeping the previous ones: %s", error)
+            except Exception as error:  # a defect of ours; the next change may be a good one
+                self.problem = f"the workflow files cannot be used: {error!r}"
+                log.exception("invalid workflow files, keeping the previous workflows")
+                with suppress(Exception):
+                    changed()
 
 
 def _signature(folder: Path) -> _Signature:

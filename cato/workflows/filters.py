@@ -46,13 +46,17 @@ _MARKER |= {"py": "#", "js": "//", "ts": "//", "rb": "#", "rs": "//", "cs": "//"
 _CLOSING = {"/*": " */", "<!--": " -->"}
 
 
+def commented(text: str, language: str) -> str:
+    """Every line of `text` as a comment in `language`; `#` for an unknown language."""
+    marker = _MARKER.get(language.strip().lower(), "#")
+    closing = _CLOSING.get(marker, "")
+    return "\n".join(f"{marker} {line}".rstrip() + closing for line in text.splitlines())
+
+
 @pass_context
 def _comment(context: Context, text: object, language: object = "python") -> str:
     """Every line of `text` as a comment in `language`; `#` for an unknown language."""
-    marker = _MARKER.get(_text(language).strip().lower(), "#")
-    closing = _CLOSING.get(marker, "")
-    lines = [f"{marker} {line}".rstrip() + closing for line in _text(text).splitlines()]
-    return _written(context, "\n".join(lines))
+    return _written(context, commented(_text(text), _text(language)))
 
 
 @pass_context

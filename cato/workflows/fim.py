@@ -55,11 +55,14 @@ for _family in FAMILIES.values():
 
 _BEGIN_OF_TEXT = re.compile(r"\A\s*(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>)")
 _REPOSITORY = re.compile(r"(?:<\|repo_name\|>|<repo_name>|<reponame>)[^\n<]*\n?")
-_FILE_MARK = re.compile(r"<\|file_sep\|>|<file_sep>|<\|file_separator\|>|<filename>")
-# These mark files in the prompts of one family only; elsewhere they are code.
-_OWN_FILE_MARKS = {
-    "codestral": re.compile(r"^\+{5} ", re.MULTILINE),
-    "glm": re.compile(r"(?:###REFERENCE:\s*)?###PATH:"),
+# These mark files in the prompts of their families only; elsewhere they are code.
+_FILE_MARKS = {
+    "qwen": r"<\|file_sep\|>",
+    "demo": r"<\|file_sep\|>",
+    "starcoder": r"<file_sep>|<filename>",
+    "codegemma": r"<\|file_separator\|>",
+    "codestral": r"^\+{5} ",
+    "glm": r"(?:###REFERENCE:\s*)?###PATH:",
 }
 _GLM_SETTINGS = re.compile(r"^(?:<\|user\|>|###LANGUAGE:[^\n]*|###MODE:[^\n]*)\n", re.MULTILINE)
 _AFTER_END = re.compile(r"\s*(?:<\|assistant\|>)?\s*\Z")
@@ -88,13 +91,19 @@ def parse_fim(prompt: str) -> FimParts | None:
 
 
 def _files(before: str, prefix: str, families: set[str]) -> tuple[str, str, str]:
-    """Other files' text, the path of the prompt's own file, and the prefix without either."""
-    marks = [_FILE_MARK, *(m for name, m in _OWN_FILE_MARKS.items() if name in families)]
+    """Other files' text, the path of the prompt's own file, and the prefix without either.
+
+    A mark in the prefix counts only if the prefix starts with one, and stands at a line's start:
+    the rest is the user's code.
+    """
+    marks = sorted({_FILE_MARKS[name] for name in families if name in _FILE_MARKS})
     before = _GLM_SETTINGS.sub("", before) if "glm" in families else before
     others = _split(_REPOSITORY.sub("", _BEGIN_OF_TEXT.sub("", before)), marks)
     path = ""
-    if any(mark.search(prefix) for mark in marks):  # the files follow the first sentinel
-        *more, own = _split(_REPOSITORY.sub("", prefix), marks)
+    repository = _REPOSITORY.match(prefix)
+    files = prefix[repository.end() :] if repository else prefix
+    if marks and re.match("|".join(marks), files):  # the files follow the first sentinel
+        *more, own = _split(files, [f"^(?:{mark})" for mark in marks])
         path, _, prefix = own.partition("\n")
         others += more
     elif len(others) > 1 and "\n" not in others[-1].strip():
@@ -103,11 +112,8 @@ def _files(before: str, prefix: str, families: set[str]) -> tuple[str, str, str]
     return context, path.strip(), prefix
 
 
-def _split(text: str, marks: list[re.Pattern[str]]) -> list[str]:
-    parts = [text]
-    for mark in marks:
-        parts = [piece for part in parts for piece in mark.split(part)]
-    return parts
+def _split(text: str, marks: list[str]) -> list[str]:
+    return re.split("|".join(marks), text, flags=re.MULTILINE) if marks else [text]
 
 
 def fit_fim(prefix: str, suffix: str, context: str, budget_chars: int) -> tuple[str, str, str]:

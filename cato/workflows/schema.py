@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -107,9 +108,16 @@ def fits_type(type_: str, value: object) -> bool:
             return isinstance(value, int) and not isinstance(value, bool)
         case "float":
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return is_number and -math.inf < value < math.inf  # type: ignore[operator]
+            return is_number and _is_finite_float(value)  # type: ignore[arg-type]
         case _:
             return isinstance(value, list)
+
+
+def _is_finite_float(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number above the largest float
+        return False
 
 
 def _check_json(value: object) -> None:
@@ -146,7 +154,9 @@ class InputPart(Part):
     def _default_fits(cls, value: object, info: ValidationInfo) -> object:
         type_ = info.data.get("type")
         if type_ is not None and not fits_type(type_, value):
-            raise ValueError(f"must be {TYPE_WORDS[type_]}, as `type` says")
+            is_huge = type_ == "float" and fits_type("int", value)
+            most = f" of at most {sys.float_info.max:.1e}" if is_huge else ""
+            raise ValueError(f"must be {TYPE_WORDS[type_]}{most}, as `type` says")
         _check_json(value)
         return value
 

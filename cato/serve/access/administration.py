@@ -15,6 +15,11 @@ from cato.serve.access.limits import TokenBucket
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 """Tenant names that need no escaping in paths, logs and spreadsheets."""
 
+# The largest limits, and lives of keys, that may be set: years that calendars can show.
+MAX_LIMIT = 10**15
+MAX_DAYS = 36_500.0
+MAX_WEIGHT = 1e6
+
 # Limits per tenant for its own admins.
 CHANGES_PER_MINUTE = 60.0
 MOST_KEYS = 500

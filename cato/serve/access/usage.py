@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from datetime import date
 
+from cato.core.errors import InputError
 from cato.core.tenancy import TurnUsage, Usage
 
 GROUPS = ("day", "tenant", "key", "task", "model")
@@ -14,7 +17,29 @@ GROUPS = ("day", "tenant", "key", "task", "model")
 SUMS = tuple(f.name for f in fields(Usage) if f.name not in GROUPS)
 TURN_COLUMNS = tuple(f.name for f in fields(TurnUsage))
 
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
 Row = dict[str, object]
+
+
+def groups_of(text: str, name: str) -> tuple[str, ...]:
+    """Some of `GROUPS`, each once; raise `InputError`, which calls the text `name`."""
+    by = tuple(text.split(","))
+    if len(set(by)) != len(by) or not set(by) <= set(GROUPS):
+        raise InputError(f"{name} must be a comma-separated list of {', '.join(GROUPS)}", name)
+    return by
+
+
+def day_of(text: str | None, otherwise: str, name: str) -> str:
+    """A day of the calendar; None means `otherwise`. Raise `InputError`, which calls it `name`."""
+    if text is None:
+        return otherwise
+    try:
+        if _DAY.fullmatch(text):
+            return date.fromisoformat(text).isoformat()
+    except ValueError:  # such as 2026-02-30
+        pass
+    raise InputError(f"{name} must be a date such as 2026-11-30", name)
 
 
 def columns(by: Sequence[str]) -> tuple[str, ...]:

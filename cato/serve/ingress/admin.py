@@ -25,6 +25,7 @@ from cato.core.administration import (
 from cato.core.errors import InputError
 from cato.core.tenancy import Access, ApiKey, Role, Tenant
 from cato.serve.access.administration import (
+    MAX_DAYS,
     Changes,
     admin,
     check_has_room,
@@ -33,13 +34,7 @@ from cato.serve.access.administration import (
 )
 from cato.serve.access.caller import Caller
 from cato.serve.ingress import document
-from cato.serve.ingress.admin_bodies import (
-    MAX_DAYS,
-    limits_of,
-    number_field,
-    query_number,
-    wanted_key,
-)
+from cato.serve.ingress.admin_bodies import limits_of, number_field, query_number, wanted_key
 from cato.serve.ingress.body import known_keys, read_object
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.errors import answer

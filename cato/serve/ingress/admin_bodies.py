@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant
-from cato.serve.access.administration import TENANT_NAME
+from cato.serve.access.administration import MAX_DAYS, MAX_LIMIT, MAX_WEIGHT, TENANT_NAME
 from cato.serve.access.caller import Caller
 from cato.serve.ingress.body import (
     known_keys,
@@ -22,10 +22,8 @@ from cato.serve.ingress.bounds import NAMES
 from cato.serve.ingress.context import Ingress
 from cato.serve.pools import pool_named
 
-MAX_LIMIT = 10**15
 MAX_NAME_CHARS = 100
 MAX_NAMES = 100
-MAX_DAYS = 36_500.0
 KEY_FIELDS = (
     "tenant", "name", "role", "sla", "tasks", "models", "default_task", "days", "session_minutes",
     "bounds",
@@ -46,7 +44,7 @@ def limits_of(name: str, body: dict[str, object]) -> Tenant:
         if number is not None and not 1 <= number <= MAX_LIMIT:
             raise InputError(f"{field} must be between 1 and {MAX_LIMIT}, or null", field)
         numbers[field] = number
-    weight = number_field(body, "weight", 1e6)
+    weight = number_field(body, "weight", MAX_WEIGHT)
     if weight is not None and weight < 0.01:
         raise InputError("weight must be at least 0.01", "weight")
     return Tenant(name, **numbers, weight=1.0 if weight is None else weight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from fastapi import APIRouter
@@ -11,13 +10,22 @@ from starlette.responses import Response
 
 from cato.core.errors import InputError
 from cato.core.tenancy import LAST_DAY, CardTime, Usage
-from cato.serve.access.usage import GROUPS, TURN_COLUMNS, Row, as_csv, columns, summed, turn_rows
+from cato.serve.access.usage import (
+    GROUPS,
+    TURN_COLUMNS,
+    Row,
+    as_csv,
+    columns,
+    day_of,
+    groups_of,
+    summed,
+    turn_rows,
+)
 from cato.serve.ingress import document
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 
 FORMATS = ("json", "csv")
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -34,8 +42,12 @@ def routes(ingress: Ingress) -> APIRouter:
         tenant = caller_of(request).sees
         session = request.query_params.get("session")
         if session is None:
-            by = _groups(request.query_params.get("by"))
-            days = _day(request, "since", ""), _day(request, "until", LAST_DAY)
+            asked = request.query_params
+            by = groups_of(asked.get("by", ",".join(GROUPS)), "by")
+            days = (
+                day_of(asked.get("since"), "", "since"),
+                day_of(asked.get("until"), LAST_DAY, "until"),
+            )
             names: Sequence[str] = columns(by)
             rows: Sequence[Row] = await _rows(ingress, tenant, days, by)
         else:
@@ -62,19 +74,3 @@ async def _rows(
     pools = ingress.service.pools()
     bases = {str(group[0]): str(p.model.name) for p in pools for group in p.model.groups}
     return summed(used, prices.costs(used, of_all, held, bases), by)
-
-
-def _groups(text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return GROUPS
-    by = tuple(text.split(","))
-    if len(set(by)) != len(by) or not set(by) <= set(GROUPS):
-        raise InputError(f"by must be a comma-separated list of {', '.join(GROUPS)}", "by")
-    return by
-
-
-def _day(request: Request, name: str, otherwise: str) -> str:
-    text = request.query_params.get(name)
-    if text is not None and not _DAY.fullmatch(text):
-        raise InputError(f"{name} must be a date such as 2026-11-30", name)
-    return otherwise if text is None else text

@@ -150,7 +150,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     try:
         wait_ready(url, START_S)
     except pytest.fail.Exception:
-        for path in (folder / "log", Path(run_dir) / "serve.log"):
+        for path in (folder / "log", *Path(run_dir).glob("serve-*.log")):
             print(path.name, path.read_text()[-LOG_CHARS:] if path.exists() else "is missing")
         raise
     return Served(url, folder / "engines.jsonl")

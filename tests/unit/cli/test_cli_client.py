@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running
 from typer.testing import CliRunner, Result
 
-from cato.cli import VERBS, app
+from cato.cli import VERBS, app, client
+
+# A console of stdout; lines on stderr are no tables.
+MADE_CONSOLE = re.compile(r"\bConsole\((?!stderr|file|soft_wrap=True\)\.)([^()]*)\)")
 
 
 async def cato(*arguments: str, stdin: str = "") -> Result:
@@ -69,6 +73,15 @@ async def test_mistakes_end_with_one_clear_line(tmp_path: Path) -> None:
         assert results[words].exit_code == 1, words
         assert expected in results[words].stderr, words
         assert len(results[words].stderr.splitlines()) == 1, words
+
+
+def test_no_table_takes_outside_text_for_markup() -> None:
+    folder = Path(client.__file__).parent
+    texts = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
+    shown = [(name, m[1]) for name, text in texts.items() for m in MADE_CONSOLE.finditer(text)]
+    assert len(shown) > 15
+    own_words = {name for name, options in shown if "markup=False" not in options}
+    assert own_words == {"greeting.py"}
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:

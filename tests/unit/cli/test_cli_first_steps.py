@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -13,10 +15,12 @@ from ingress_kit import COMPLETION, a_fast_pool, running
 from typer.testing import CliRunner, Result
 
 import cato
-from cato.cli import app
+from cato.cli import app, main
 from cato.cli.client import DEFAULT_URL, _served
 from cato.cli.cluster import served_here
+from cato.cli.serve import log_path_of
 from cato.config.lines import with_lines
+from cato.config.yaml_file import MAX_FILE_BYTES
 from cato.core.errors import Problem
 from cato.serve import served
 from cato.serve.keeper import new_mark
@@ -103,6 +107,15 @@ def test_a_path_with_dots_in_its_names_is_found_and_an_unknown_one_keeps_its_fil
 # The bare address
 
 
+def test_a_file_above_the_size_limit_is_not_parsed_for_lines(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text("a: 1\n" + f"# {'x' * 98}\n" * (MAX_FILE_BYTES // 100), encoding="utf-8")
+    problem = Problem(str(path), "a", "", "wrong")
+    assert with_lines([problem]) == (problem,)
+    path.write_text("a: 1\n", encoding="utf-8")
+    assert with_lines([problem])[0].file == f"{path}:1"
+
+
 async def test_the_bare_address_leads_to_the_status_page_and_docs_show_every_path(
     tmp_path: Path,
 ) -> None:
@@ -135,10 +148,62 @@ def test_commands_find_the_newest_cato_serve_of_this_host(run_dir: Path) -> None
         served.record(run_dir, one)
     assert served_here() == newer
     assert served_here("a:1") == older
-    assert _served(DEFAULT_URL) == newer.url
-    assert _served("http://other:1") == "http://other:1"
+    assert _served() == newer.url
     served.forget(run_dir, newer.mark)
     assert served_here() == older
+
+
+@pytest.mark.parametrize("words", [("top", "--once"), ("explain", "x"), ("keys", "list")])
+def test_a_run_folder_that_cannot_be_used_ends_a_command_with_its_problem(
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    run_dir.chmod(0o777)
+    for variable in ("CATO_STORE", "CATO_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "argv", ["cato", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert "other users can write to it" in shown
+    assert "Traceback" not in shown
+
+
+def test_the_one_on_the_default_port_is_found_at_any_address(run_dir: Path) -> None:
+    parent = psutil.Process(os.getppid())
+    mark = f"{parent.pid}:{parent.create_time()}"
+    served.record(run_dir, Served(mark, "http://0.0.0.0:8000", "f", "a:1"))
+    served.record(run_dir, Served(new_mark(), "http://127.0.0.1:9000", "g", "a:2"))
+    assert _served() == "http://0.0.0.0:8000"
+
+
+@pytest.mark.parametrize("variable", ["", "CATO_URL"])
+def test_a_url_that_was_given_is_never_replaced(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    served.record(run_dir, Served(new_mark(), "http://127.0.0.1:9000", "f", "a:1"))
+    asked: list[str] = []
+
+    def refuse(transport: object, request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url.copy_with(path="/")))
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
+    monkeypatch.delenv("CATO_URL", raising=False)
+    if variable:
+        monkeypatch.setenv(variable, DEFAULT_URL)
+    run("top", "--once", *(() if variable else ("--url", DEFAULT_URL)))
+    monkeypatch.delenv("CATO_URL", raising=False)
+    run("top", "--once")
+    assert asked == [f"{DEFAULT_URL}/", "http://127.0.0.1:9000/"]
+
+
+def test_each_cato_serve_of_a_user_has_its_own_log(run_dir: Path) -> None:
+    assert log_path_of("http://127.0.0.1:8000") == run_dir / "serve-8000.log"
+    assert log_path_of("http://[::1]:9000") == run_dir / "serve-9000.log"
 
 
 def test_a_named_cluster_is_not_replaced_by_the_one_that_runs_here(
@@ -154,4 +219,4 @@ def test_a_killed_cato_serve_is_forgotten(run_dir: Path) -> None:
     served.record(run_dir, Served("999999999:1.0", "u", "f", "a:1"))
     assert served_here() is None
     assert list(run_dir.iterdir()) == []
-    assert _served(DEFAULT_URL) == DEFAULT_URL
+    assert _served() == DEFAULT_URL

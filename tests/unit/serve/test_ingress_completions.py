@@ -126,6 +126,15 @@ async def test_code_of_other_files_reaches_a_workflow_that_takes_it(tmp_path: Pa
             assert text_of(response) == simulated_text(0, prompt, 12), path
 
 
+async def test_a_direct_call_keeps_the_code_of_other_files_as_comments(tmp_path: Path) -> None:
+    files = "<|file_sep|>a.rb\nA = 1\n<|file_sep|>b.rb\n"
+    prompt = files + render_fim("qwen", PREFIX, SUFFIX)
+    body = {"model": "fast", "prompt": prompt, "max_tokens": 12}
+    expected = render_fim("starcoder", f"# a.rb\n# A = 1\n{PREFIX}", SUFFIX)
+    text = text_of(await post(tmp_path, "/v1/completions", body))
+    assert text == simulated_text(0, expected, 12)
+
+
 # Limits
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from ingress_kit import (
     COMPLETION,
     GENERATION,
@@ -27,6 +29,7 @@ from cato.cli import app as cli
 from cato.config.deploy_file import load_deploy_file
 from cato.config.schema import IngressArgs
 from cato.control.profiler import Profiler
+from cato.core.administration import AddKey
 from cato.core.errors import AccessError
 from cato.core.ids import ModelName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
@@ -34,6 +37,7 @@ from cato.core.topology import AdapterSpec
 from cato.serve.access.addresses import is_own
 from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.keys import digest_of, is_secret_of, new_key, parts
+from cato.store.location import STORE_VARIABLE
 from cato.store.store import MetadataStore
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
@@ -503,6 +507,24 @@ def test_names_of_a_key_are_those_of_its_deployment(tmp_path: Path) -> None:
     assert unchecked.models == ("later",)
 
 
+@pytest.mark.parametrize("words", [(), ("--model", "later", "--unchecked"), ("--model", "MODEL")])
+def test_a_key_of_a_deployment_is_kept_in_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    config = yaml.safe_load(SIMULATED.read_text(encoding="utf-8"))
+    config["applications"][0]["args"]["store"] = str(tmp_path / "own.db")
+    file = tmp_path / "deployment.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    name = load_deploy_file(file).topology.pools[0].model.name
+    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "other.db"))
+    asked = ["keys", "create", "--tenant", "a", "--deployment", str(file)]
+    result = CliRunner().invoke(cli, [*asked, *(name if w == "MODEL" else w for w in words)])
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "other.db").exists()
+    with closing(MetadataStore.open(tmp_path / "own.db")) as store:
+        assert len(store.api_keys()) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -540,6 +562,52 @@ def test_usage_adds_up_in_the_store(tmp_path: Path) -> None:
     assert store.usage("team-b") == ()
     assert store.access("2026-11").spent_tokens == {"team-a": 45}
     store.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("create", "--tenant", "a", "--days", "9999999"),
+        ("create", "--tenant", "a", "--days", "nan"),
+        ("create", "--tenant", "a", "--session-minutes", "1e300"),
+        ("create", "--tenant", "a", "--bound", f"n={10**20}"),
+        ("create", "--tenant", "a", "--bound", f"n={'9' * 5000}"),
+        ("rotate", "0123456789", "--hours", "1e300"),
+        ("limit", "a", "--tokens-per-month", str(10**20)),
+        ("limit", "a", "--weight", "1e300"),
+        ("limit", "a", "--weight", "nan"),
+        ("audit", "--limit", str(10**20)),
+    ],
+)
+def test_numbers_that_are_too_large_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli, ["keys", *words, "--store", str(tmp_path / "m.db")])
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit)
+    assert words[-2] in result.stderr
+    assert not (tmp_path / "m.db").exists()
+
+
+def test_a_key_that_ends_after_all_calendars_is_listed(tmp_path: Path) -> None:
+    with closing(MetadataStore.open(tmp_path / "m.db")) as store:
+        _, key = a_key(expires_at_s=1e13)
+        store.administer(AddKey(key), "test")
+    assert "never" in run_keys(tmp_path / "m.db", "list")
+
+
+def test_names_like_markup_are_shown_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "m.db"
+    for name in ("[/x]", "[red]x"):
+        run_keys(path, "create", "--tenant", "[/t]", "--name", name)
+    with closing(MetadataStore.open(path)) as store:
+        store.write([Usage("2026-11-21", "[/t]", "k", "[red]t", "m", 1, 10, 2, 5)])
+    listed = run_keys(path, "list")
+    assert "[/x]" in listed
+    assert "[red]x" in listed
+    assert "name=[/x]" in run_keys(path, "audit")
+    assert "[red]t" in run_keys(path, "usage")
 
 
 async def test_the_profiler_tells_the_keys_and_keeps_the_usage(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,17 @@ async def test_usage_over_http_has_costs_groups_days_and_a_table_for_spreadsheet
         table = (await ask("by=tenant&format=csv")).text
         none = (await ask("until=2020-01-01")).json()["data"]
         own = (await ask("", user)).json()
-        wrong = [await ask(q) for q in ("by=color", "by=day,day", "since=today", "until=1")]
+        wrong = [
+            await ask(q)
+            for q in ("by=color", "by=day,day", "since=today", "until=1", "since=2026-02-30")
+        ]
     assert row["cost"] == row["prompt_tokens"] + row["output_tokens"] > 0
     assert (row["tenant"], row["requests"]) == ("red", 2)
     assert {"day", "key", "task"}.isdisjoint(row)
     assert [r["tenant"] for r in csv.DictReader(io.StringIO(table))] == ["red"]
     assert none == []
     assert own["currency"] == "EUR"
-    assert [w.status_code for w in wrong] == [400] * 4
+    assert [w.status_code for w in wrong] == [400] * 5
 
 
 async def test_a_tenants_part_of_a_card_is_of_what_all_used(tmp_path: Path) -> None:
@@ -171,8 +175,37 @@ def test_the_shell_sums_up_and_takes_prices_from_the_deployment(tmp_path: Path) 
     assert done.exit_code == 0, done.output
     assert "red,simulated-7b,1,0,0,1000000,2.5" in done.stdout
     assert "blue,m,1,0,0,1," in done.stdout
-    wrong = CliRunner().invoke(cli, ["keys", "usage", "--by", "color", "--store", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--by", "color"),
+        ("--by", "day,day"),
+        ("--by", ""),
+        ("--since", "2026-1-5"),
+        ("--since", "1 Nov 2026"),
+        ("--since", ""),
+        ("--until", "2026-02-30"),
+        ("--until", "20261130"),
+    ],
+)
+def test_wrong_groups_and_days_are_refused_in_the_shell(
+    tmp_path: Path, option: str, text: str
+) -> None:
+    asked = ["keys", "usage", option, text, "--store", str(tmp_path / "m.db")]
+    wrong = CliRunner().invoke(cli, asked)
     assert wrong.exit_code == 1
+    assert wrong.stderr.startswith(f"{option} must be a ")
+
+
+def test_days_of_usage_in_the_shell_are_both_included(tmp_path: Path) -> None:
+    with closing(MetadataStore.open(tmp_path / "m.db")) as store:
+        days = ("2026-11-04", "2026-11-05", "2026-11-06")
+        store.write([used("red", day=day) for day in days])
+    asked = ["keys", "usage", "--csv", "--by", "day", "--store", str(tmp_path / "m.db")]
+    done = CliRunner().invoke(cli, [*asked, "--since", "2026-11-05", "--until", "2026-11-06"])
+    assert [line[:10] for line in done.stdout.splitlines()[1:]] == ["2026-11-05", "2026-11-06"]
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,16 @@ def test_a_run_folder_that_others_can_write_to_is_refused(
         run_dir()
 
 
+def test_a_run_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        monkeypatch.setenv(RUN_DIR_VARIABLE, str(folder))
+        with pytest.raises(ConfigError, match="cannot be used"):
+            run_dir()
+
+
 def test_a_run_folder_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

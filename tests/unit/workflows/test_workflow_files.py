@@ -110,3 +110,29 @@ async def test_the_next_request_is_of_the_new_workflow_and_the_page_shows_a_prob
         assert "0.yaml" in (await http.get("/ui/state")).json()["problem"]
         assert await sla() == "ttft=250ms"
         following.cancel()
+
+
+async def test_an_unexpected_error_is_shown_and_the_next_good_file_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow_files, "POLL_S", 0.01)
+    path = tmp_path / "a.yaml"
+    write(path, COMPLETION)
+    files = WorkflowFiles(tmp_path)
+    told: list[str] = []
+    following = asyncio.create_task(files.follow(lambda: told.append(files.problem)))
+
+    def fails(_: Path) -> None:
+        raise OverflowError("too large")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(workflow_files, "load_workflows", fails)
+        write(path, COMPLETION.replace("10s", "3s"))
+        await until(lambda: len(told) == 1, within_s=5)
+    assert "too large" in told[0]
+    assert target_s(files) == 10
+    write(path, COMPLETION.replace("10s", "4s"))
+    await until(lambda: len(told) == 2, within_s=5)
+    assert told[1] == ""
+    assert target_s(files) == 4
+    following.cancel()

@@ -193,3 +193,32 @@ def test_marks_of_one_family_are_code_in_the_prompts_of_another() -> None:
     parts = parse_fim("<fim_prefix>+++++ not a file\nx<fim_suffix><fim_middle>")
     assert parts is not None
     assert parts.prefix == "+++++ not a file\nx"
+
+
+@pytest.mark.parametrize("family", WITH_SUFFIX)
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<filename>", "<file_sep>", "<|file_sep|>", "<|file_separator|>", "<reponame>",
+        "###PATH:", "+++++ ",
+    ],
+)  # fmt: skip
+def test_file_marks_inside_the_users_code_are_code(family: str, mark: str) -> None:
+    prefix = f"import sys\nprint('usage: prog {mark} [options]')\n{mark}\nx = "
+    parts = parse_fim(render_fim(family, prefix, "\n"))
+    assert parts is not None
+    assert (parts.prefix, parts.context, parts.path) == (prefix, "", "")
+
+
+def test_a_mark_of_another_family_at_the_start_is_code() -> None:
+    parts = parse_fim(render_fim("qwen", "<filename> is an argument\nx = ", "\n"))
+    assert parts is not None
+    assert parts.prefix == "<filename> is an argument\nx = "
+
+
+def test_marks_inside_the_lines_of_a_prefix_with_files_are_code() -> None:
+    code = "A = '<|file_sep|>'\n<|file_sep|>b.py\nB = '<|file_sep|>'\nx = "
+    parts = parse_fim(f"<|fim_prefix|><|file_sep|>a.py\n{code}<|fim_suffix|><|fim_middle|>")
+    assert parts is not None
+    assert parts.prefix == "B = '<|file_sep|>'\nx = "
+    assert (parts.context, parts.path) == ("a.py\nA = '<|file_sep|>'", "b.py")

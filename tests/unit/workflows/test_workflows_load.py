@@ -46,6 +46,8 @@ stream: fix else draft
 output: fix else draft
 """
 
+HUGE = "0x" + "f" * 5000  # Python writes no number of so many digits
+
 
 def test_an_id_with_a_dot_is_reported_beside_the_names_in_its_templates(tmp_path: Path) -> None:
     data = yaml.safe_load(A_WORKFLOW)
@@ -201,6 +203,29 @@ def test_engine_settings_go_into_extra(tmp_path: Path) -> None:
     settings = load_workflow(a_file(tmp_path, text)).nodes[1].settings
     assert isinstance(settings, LlmSettings)
     assert settings.extra == {"temperature": 0.0, "stop": ["x"], "seed": 7, "top_k": 5}
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [("1" * 400, "1" * 59 + "…"), (HUGE, "a number of thousands of digits")]
+)
+def test_numbers_that_no_float_holds_are_problems(tmp_path: Path, number: str, shown: str) -> None:
+    found = problems_of(
+        tmp_path,
+        f"""
+        name: review
+        sla: {{metric: {number}, target: 200ms}}
+        inputs: {{share: {{type: float, default: {number}}}}}
+        nodes:
+          draft: {{type: llm, model: m, prompt: "a", max_tokens: {number}}}
+        output: draft
+        """,
+    )
+    assert sorted(found) == [
+        f"inputs.share.default: must be a number of at most 1.8e+308, as `type` says "
+        f"(found {shown})",
+        f"nodes.draft.max_tokens: must be at most 131072 (found {shown})",
+        f"sla.metric: must be one of 'ttft', 'tpot' or 'e2e' (found {shown})",
+    ]
 
 
 def test_all_problems_of_a_file_are_said_at_once(tmp_path: Path) -> None:

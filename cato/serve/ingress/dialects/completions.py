@@ -6,12 +6,14 @@ nodes that write the answer.
 
 Any other model is called directly. The body and the answer pass through unchanged, with three
 exceptions: `suffix`, or a prompt with another family's sentinels, is rendered in the model's own
-fill-in-the-middle form; a token limit is cut to what fits; and CATO's own fields are removed.
+fill-in-the-middle form, with code of other files as comments; a token limit is cut to what fits;
+and CATO's own fields are removed.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import PurePosixPath
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -34,11 +36,13 @@ from cato.serve.ingress.limits import limited, max_tokens_of, stops_of
 from cato.serve.ingress.naming import COMPLETION, Target, pool_of, resolve, with_model
 from cato.serve.ingress.parameters import sampling_of
 from cato.serve.ingress.relay import relay_choices, wants_receipt
+from cato.serve.nodes.languages import language_named
 from cato.serve.pools import PoolInfo
 from cato.serve.prompts import fim_stops
 from cato.serve.service import PRIOR_OUTPUT_TOKENS, ModelCall
 from cato.wire.completions import CompletionsWriter
 from cato.wire.endpoint import Endpoint
+from cato.workflows.filters import commented
 from cato.workflows.fim import parse_fim, render_fim
 from cato.workflows.fim_families import fim_family
 
@@ -157,9 +161,13 @@ def _in_its_own_form(pool: PoolInfo, body: dict[str, object]) -> dict[str, objec
     # A model of unknown family may know the sentinels that the client wrote.
     if parts is None or family in parts.families or not fim_family(family).has_suffix:
         return body
-    return _rendered(body, family, parts.prefix, parts.suffix)
+    language = language_named(PurePosixPath(parts.path).suffix.removeprefix(".")) or ""
+    context = commented(parts.context, language)
+    return _rendered(body, family, parts.prefix, parts.suffix, context)
 
 
-def _rendered(body: dict[str, object], family: str, prefix: str, suffix: str) -> dict[str, object]:
+def _rendered(
+    body: dict[str, object], family: str, prefix: str, suffix: str, context: str = ""
+) -> dict[str, object]:
     stops = fim_stops(body.get("stop"), family)
-    return {**body, "prompt": render_fim(family, prefix, suffix), **stops}
+    return {**body, "prompt": render_fim(family, prefix, suffix, context), **stops}

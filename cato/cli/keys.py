@@ -5,7 +5,6 @@ The commands write to the metadata store; a running deployment picks up a change
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from typing import Annotated
@@ -44,12 +43,6 @@ Id = Annotated[str, typer.Argument(help="The key's id, as `cato keys list` shows
 Limit = Annotated[int | None, typer.Option(min=1, max=MAX_LIMIT, show_default="no limit")]
 
 
-def _number(value: float | None) -> float | None:
-    if value is not None and math.isnan(value):
-        raise typer.BadParameter("must be a number")
-    return value
-
-
 @app.command()
 def create(
     tenant: Annotated[str, typer.Option(help="The tenant, which limits and usage are counted by.")],
@@ -85,7 +78,6 @@ def create(
         typer.Option(
             min=0.01,
             max=1440 * MAX_DAYS,
-            callback=_number,
             help="Target time from a session's first call to its end.",
         ),
     ] = None,
@@ -98,7 +90,7 @@ def create(
     ] = False,
     days: Annotated[
         float | None,
-        typer.Option(min=0, max=MAX_DAYS, callback=_number, help="Days until the key expires."),
+        typer.Option(min=0, max=MAX_DAYS, help="Days until the key expires."),
     ] = None,
     store: Store = None,
 ) -> None:
@@ -208,7 +200,6 @@ def rotate(
         typer.Option(
             min=0,
             max=24 * MAX_DAYS,
-            callback=_number,
             help="Hours that the old key stays valid.",
         ),
     ] = 24,
@@ -237,7 +228,6 @@ def limit(
         typer.Option(
             min=0.01,
             max=MAX_WEIGHT,
-            callback=_number,
             help="Its share of a full pool, relative to other tenants.",
         ),
     ] = 1.0,

@@ -8,6 +8,8 @@ import gc
 # New container objects before a collection of the young ones: Python's default of 700 is one small
 # call's. Older ones are collected as often as by default, or memory would grow.
 THRESHOLDS = (10_000, 2, 2)
+# glibc's own limit at the start of a process, and the option's number in malloc.h.
+LARGE_BYTES, _M_MMAP_THRESHOLD = 128 * 1024, -3
 
 
 def spare_collector() -> None:
@@ -19,10 +21,6 @@ def spare_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
-
-
-# glibc's own limit at the start of a process, and the option's number in malloc.h.
-LARGE_BYTES, _M_MMAP_THRESHOLD = 128 * 1024, -3
 
 
 def free_large_blocks() -> None:

@@ -362,23 +362,22 @@ class PoolOrchestrator:
         if replica is None:
             return
         self._leases.lose(replica)
-        self._backlog.unbind(replica)
-        replica.accepting_work = False
-        self._backlog.place_replica(replica)
+        self._close(replica)
 
     def _doubt(self, event: StreamLost) -> None:
         """Its call is offered again, and should go elsewhere."""
         replica = self._replicas.known.get(event.replica_id)
         if replica is None:
             return
-        lease = self._leases.by_id.get(event.invocation_id)
-        if lease is not None and (lease.replica_id, lease.command.attempt) == (
-            replica.id,
-            event.attempt,
-        ):
+        running = replica.leases.get(event.invocation_id)
+        if running is not None and running.invocation.attempt == event.attempt:
             self._leases.release(event.invocation_id)
-        replica.accepting_work = False
+        self._close(replica)
+
+    def _close(self, replica: Replica) -> None:
+        """It gets no new calls until it reports; those bound to it are free to go elsewhere."""
         self._backlog.unbind(replica)
+        replica.accepting_work = False
         self._backlog.place_replica(replica)
 
     def _note_first_token(self, event: FirstTokenSent) -> tuple[Command, ...]:

@@ -177,7 +177,7 @@ class Leases:
         replica.changed()
 
     def _see_tokens(self, replica: Replica, running: Running, tokens: int) -> None:
-        now_s, batch = self._replicas.clock.now_s, min(replica.held, max(1, replica.max_running))
+        now_s = self._replicas.clock.now_s
         step_s = _step_s(replica, running, tokens)
         if running.first_token_at_s is not None:
             if self._backlog.policies.corrects and self._see_pace(replica, running, tokens, step_s):
@@ -190,7 +190,7 @@ class Leases:
             if lease.went_first and tokens == 1:
                 prompt_tokens = running.invocation.prompt_tokens
                 cached = prompt_tokens - lease.uncached_tokens
-                predicted_s = replica.profile.first_token_s(prompt_tokens, batch, cached)
+                predicted_s = replica.profile.first_token_s(prompt_tokens, _batch(replica), cached)
                 late_s = now_s - running.at_s - predicted_s
                 replica.dispatch_s = learnt_dispatch_s(replica.dispatch_s, late_s)
             replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
@@ -230,6 +230,9 @@ class Leases:
 
 def _step_s(replica: Replica, running: Running, tokens: int) -> float:
     """Predicted time of the engine's step after the call's token number `tokens`."""
-    batch = min(replica.held, max(1, replica.max_running))
     context_tokens = running.invocation.prompt_tokens + max(tokens, running.tokens)
-    return replica.profile.decode_step_s(batch, context_tokens)
+    return replica.profile.decode_step_s(_batch(replica), context_tokens)
+
+
+def _batch(replica: Replica) -> int:
+    return min(replica.held, max(1, replica.max_running))

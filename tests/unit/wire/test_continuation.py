@@ -239,22 +239,23 @@ def test_cached_tokens_are_those_of_the_last_chunk_as_vllm_counts_them_there() -
     assert (answer.prompt_tokens, answer.cached_tokens) == (1_000, 992)
 
 
-def test_a_later_attempt_counts_neither_the_prompt_nor_its_cache_again() -> None:
+@pytest.mark.parametrize(
+    ("lost", "last", "counts"),
+    [
+        # A later attempt counts neither the prompt nor its cache again.
+        (EngineChunk("a", 1, 1_000, 0), EngineChunk("b", 1, 1_001, 1_001, "stop"), (1_000, 0)),
+        # An attempt that was lost before its first token leaves no counts.
+        (EngineChunk("", 0, 1_000, 992), EngineChunk("b", 1, 1_000, 16, "stop"), (1_000, 16)),
+    ],
+)
+def test_counts_are_those_of_the_attempt_that_sent_the_first_token(
+    lost: EngineChunk, last: EngineChunk, counts: tuple[int, int]
+) -> None:
     answer, call = Answer(), a_call(raw=False)
-    answer.next_call(call)
-    answer.add(EngineChunk("a", 1, 1_000, 0))
-    answer.next_call(call)
-    answer.add(EngineChunk("b", 1, 1_001, 1_001, "stop"))
-    assert (answer.prompt_tokens, answer.cached_tokens) == (1_000, 0)
-
-
-def test_an_attempt_lost_before_its_first_token_leaves_no_counts() -> None:
-    answer, call = Answer(), a_call(raw=False)
-    answer.next_call(call)
-    answer.add(EngineChunk("", 0, 1_000, 992))
-    answer.next_call(call)
-    answer.add(EngineChunk("b", 1, 1_000, 16, "stop"))
-    assert (answer.prompt_tokens, answer.cached_tokens) == (1_000, 16)
+    for chunk in (lost, last):
+        answer.next_call(call)
+        answer.add(chunk)
+    assert (answer.prompt_tokens, answer.cached_tokens) == counts
 
 
 @pytest.mark.parametrize(

@@ -240,20 +240,15 @@ def _opened(folder: TenantFolder, limits: BatchLimits, batch: Batch) -> None:
 
 def _kept(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileFacts:
     with folder.locked():
-        return _kept_alone(folder, limits, given)
-
-
-def _kept_alone(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileFacts:
-    room = limits.total_bytes - folder.size()
-    is_full = room < LEAST_BYTES
-    id, most = new_id("file"), min(limits.file_bytes, room)
-    if is_full or copy_bounded(given.file, folder.content(id), most) < 0:
-        if not is_full and most == limits.file_bytes:
-            raise HTTPException(413)
-        raise InputError(
-            f"the tenant's files would exceed {limits.total_bytes} bytes; delete some first", "file"
-        )
-    return folder.keep(id, (given.filename or "")[:MAX_NAME_CHARS], "batch")
+        room = limits.total_bytes - folder.size()
+        is_full = room < LEAST_BYTES
+        id, most = new_id("file"), min(limits.file_bytes, room)
+        if is_full or copy_bounded(given.file, folder.content(id), most) < 0:
+            if not is_full and most == limits.file_bytes:
+                raise HTTPException(413)
+            rule = f"the tenant's files would exceed {limits.total_bytes} bytes; delete some first"
+            raise InputError(rule, "file")
+        return folder.keep(id, (given.filename or "")[:MAX_NAME_CHARS], "batch")
 
 
 def _file(facts: FileFacts) -> dict[str, object]:

@@ -5,6 +5,7 @@ Each runs in processes of its own, with ports of its own, beside the cluster of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -233,7 +234,8 @@ def ray_head(tmp_path: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
     head.terminate()
     _, left = psutil.wait_procs(processes, timeout=5)
     for process in left:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            process.kill()
     head.wait()
 
 

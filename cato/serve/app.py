@@ -44,6 +44,7 @@ from cato.serve.ingress.forwarded import Proxies
 from cato.serve.ingress.pages import Pages
 from cato.serve.nodes.code_index import CodeIndex
 from cato.serve.nodes.runner import NodeRunner
+from cato.serve.one_write import join_heads
 from cato.serve.ray_pools import RayPools
 from cato.serve.ray_records import RayRecords
 from cato.serve.service import TaskService
@@ -148,6 +149,7 @@ class Ingress:
     async def __init__(self, spec: IngressSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.set_up()
         keep_requests_retryable()
+        join_heads()
         self._files = WorkflowFiles(resolve(spec.workflows_dir))
         workflows = self._files.workflows
         self._pools = RayPools(_calls(workflows))

@@ -46,6 +46,7 @@ class HeldCalls:
         self.is_idle.clear()
         self.progress.begin(id)
         self.cache.begin(request)
+        loop = asyncio.get_running_loop()
         tokens, outcome, is_first = 0, "cancelled", True
         prompt_tokens = cached_tokens = None
         if not request.stream:
@@ -68,7 +69,8 @@ class HeldCalls:
                         prompt_tokens, cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
                     if is_first and tokens > 0:
                         is_first = False
-                        self._tell(FirstTokenSent(0.0, id))
+                        # After the token itself: the reader waits for it, the router does not.
+                        loop.call_soon(self._tell, FirstTokenSent(0.0, id))
                     if self.progress.note(id, tokens) and chunk.finish_reason is None:
                         outcome = PREEMPTED
                         yield replace(chunk, finish_reason=PREEMPTED)
@@ -91,15 +93,16 @@ class HeldCalls:
             raise
         finally:
             self.cache.end(request, prompt_tokens, cached_tokens)
+            if outcome != PREEMPTED:  # the pool ordered it
+                ended = InvocationEnded(
+                    0.0, id, attempt, tokens, outcome, cached_tokens, prompt_tokens
+                )
+                loop.call_soon(self._tell, ended)  # as above, and before `is_idle` wakes a drain
             if self.attempts.get(id) == attempt:  # else this replica already has the next attempt
                 del self.attempts[id]
                 self.progress.end(id)
                 if not self.attempts:
                     self.is_idle.set()
-            if outcome != PREEMPTED:  # the pool ordered it
-                self._tell(
-                    InvocationEnded(0.0, id, attempt, tokens, outcome, cached_tokens, prompt_tokens)
-                )
 
     def _expect_first_token(
         self, id: InvocationId, request: EngineRequest, profile: Profile

@@ -74,7 +74,7 @@ class RayPools:
         self._profiles: dict[PoolName, Profile] = {}  # as last reported by replicas
         self._templates: dict[PoolName, TemplateFacts | None] = {}
         # Every request looks at all pools: made once between changes of the above.
-        self._infos: list[PoolInfo] = []
+        self._infos: dict[PoolName, PoolInfo] = {}
         self._ask_template_at_s: dict[PoolName, float] = {}
         self._app: ServedApplication | None = None  # Serve's last status, while not ready
         self._unplaceable = ""
@@ -98,13 +98,16 @@ class RayPools:
 
     def all(self) -> Sequence[PoolInfo]:
         if not self._infos:
-            self._infos = [self._info(name) for name in sorted((*self._specs, *self._parts))]
-        return self._infos
+            names = sorted((*self._specs, *self._parts))
+            self._infos = {name: self._info(name) for name in names}
+        return tuple(self._infos.values())
 
     def pool_of(self, model: str) -> PoolInfo:
         name = self._pool_by_model.get(model)
         if name is not None:
-            return next(info for info in self.all() if info.name == name)
+            if name not in self._infos:
+                self.all()
+            return self._infos[name]
         if not self._models:
             raise StartingError("no pool is known yet")
         spec = model_called(model, self._models.values())
@@ -313,7 +316,7 @@ class RayPools:
                 self._forget_routers(pool)
                 raise
             self._pictures[pool.name] = merged(pool.name, told)
-            self._infos = []
+            self._infos = {}
             await self._learn_template(pool)
             for deployment in pool.deployments:
                 self._streams.handle(deployment.name)
@@ -337,7 +340,7 @@ class RayPools:
         try:
             self._templates[pool.name] = await handle.template.remote(cato={"replica": ready[0].id})
             self._ask_template_at_s[pool.name] = now_s + TEMPLATE_EVERY_S
-            self._infos = []
+            self._infos = {}
         except (RayActorError, RayServeException, CatoError) as error:
             log.info("the chat template of pool %s is not known yet: %s", pool.name, error)
 
@@ -359,7 +362,7 @@ class RayPools:
         self._models |= {part.name: part.model for part in self._parts.values()}
         named = self._models.items()
         self._pool_by_model = {name: pool for pool, model in named for name in model.names}
-        self._infos = []
+        self._infos = {}
 
 
 def _link_to_shard(

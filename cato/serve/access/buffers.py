@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from weakref import WeakValueDictionary
 
+from cato.core.record import changed
 from cato.serve.executor import RunningTask
 from cato.serve.service import Origin
 
@@ -37,7 +37,7 @@ class Buffers:
         older = self._latest.get(buffer)
         if older is not None and older.finish is not None:
             older = None
-        named = replace(origin, replaces=older, buffer=_name_of(buffer))
+        named = changed(origin, replaces=older, buffer=_name_of(buffer))
         task = self._latest[buffer] = start(named)
         return task
 

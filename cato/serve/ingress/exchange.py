@@ -19,6 +19,7 @@ from cato.serve.ingress.failures import FULL, Failure, failure_of_run
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
 from cato.serve.invoker import Piece
+from cato.serve.one_write import FOLLOWED
 
 log = logging.getLogger("cato.ingress")
 
@@ -113,6 +114,7 @@ async def streamed(
     keep-alive (`sign`) was already sent; then the failure is an event. Without a `sign`, nothing is
     sent before the first piece.
     """
+    await asyncio.sleep(0)  # the run asks for its lease now; the response is prepared meanwhile
     return EventStream(request, exchange, events, shed, sign)
 
 
@@ -244,6 +246,7 @@ class _EventSender:
             if not self.has_begun:
                 self.has_begun = True
                 head = {"type": "http.response.start", "status": 200, "headers": self._headers}
+                head[FOLLOWED] = True
                 await self._send(head)
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._last_s = asyncio.get_running_loop().time()

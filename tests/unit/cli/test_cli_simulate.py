@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cato.cli import app
+from cato.cli import app, simulation
 from cato.cli.simulation import tables
 from cato.core.commands import Dispatch
 from cato.core.errors import UnknownNameError
@@ -148,6 +148,15 @@ def test_a_scenario_prints_every_class_and_the_difference(tmp_path: Path) -> Non
     assert "task ask" in printed
     assert "foresight - ray-serve" in printed
     assert (tmp_path / "plots" / "tiny.png").exists()
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "LINE_EVERY_S", 0.0)
+    result = cato("simulate", "--scenario", a_scenario(tmp_path))
+    done = re.findall(r"^tiny: (\d+) of (\d+) in 0 minutes$", result.stderr, re.MULTILINE)
+    assert done[-1][0] == done[-1][1] > "1"
 
 
 def test_problems_of_a_scenario_are_printed_not_raised(tmp_path: Path) -> None:

@@ -432,7 +432,7 @@ class PoolOrchestrator:
         before = running.invocation
         self._leases.release(id)
         self._taken_back[id] = before.attempt
-        invocation = before.continued(before.attempt + 1, running.tokens)
+        invocation = before.continued(before.attempt + 1, running.tokens, running.first_token_at_s)
         waiting = self._dispatcher.waiting(invocation, has_turn=True)
         self._join(waiting)
         if not self._backlog.policies.late_binding:

@@ -15,6 +15,9 @@ from cato.core.record import changed, record
 
 T = TypeVar("T")
 
+READING_S = 0.1
+"""Pace of a stream without a target: ten tokens a second, faster than people read."""
+
 PREFIX_BLOCK_TOKENS = 64
 """Tokens per prefix hash; engines cache blocks of 16 to 128 tokens."""
 
@@ -88,15 +91,26 @@ class Invocation:
     calls: int = 1
     leaves_at_s: float = inf
 
-    def continued(self, attempt: int, tokens: int) -> Invocation:
-        """The rest of the call once this attempt's `tokens` are part of the prompt."""
-        return changed(
+    def continued(self, attempt: int, tokens: int, began_at_s: float | None = None) -> Invocation:
+        """The rest of the call once this attempt's `tokens` are part of the prompt.
+
+        A stream whose first token came at `began_at_s`, in time, now has to keep its pace; without
+        a target that of a reader.
+        """
+        rest = changed(
             self,
             attempt=attempt,
             prompt_tokens=self.prompt_tokens + tokens,
             expected_tokens=max(1, self.expected_tokens - tokens),
             generated=self.generated + tokens,
         )
+        if not self.until_first_token or began_at_s is None:
+            return rest
+        due_s = self.deadline_s
+        if began_at_s <= due_s < inf:
+            pace_s = min(self.tpot_target_s, READING_S)
+            due_s = began_at_s + pace_s * (rest.generated + rest.left_tokens() - 1)
+        return changed(rest, until_first_token=False, deadline_s=due_s)
 
     def on_clock(self, now_s: float) -> Invocation:
         """With times of a clock that shows `now_s`, where they were relative to now."""

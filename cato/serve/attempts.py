@@ -39,6 +39,7 @@ class Attempts:
     started_s: float = 0.0
     asked_tokens: int = 0  # prompt tokens, estimated until an engine reports its count
     first_token_s: float | None = None
+    began_at_s: float | None = None  # when its first token came
     queue_s: float = 0.0  # total wait for leases so far
     waits_since_s: float | None = None
     served_since_s: float | None = None
@@ -77,7 +78,8 @@ class Attempts:
     def has_text(self, since_s: float) -> None:
         """Text arrived from what began at `since_s`; the first is noted."""
         if self.first_token_s is None:
-            self.first_token_s = time.monotonic() - since_s
+            self.began_at_s = time.monotonic()
+            self.first_token_s = self.began_at_s - since_s
 
     def is_leased(self, lease: Dispatch) -> None:
         self.lease = lease

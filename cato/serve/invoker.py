@@ -394,4 +394,7 @@ class Invoker:
         )
         if attempts.count == 1:
             return invocation
-        return invocation.continued(attempts.count, attempts.answer.output_tokens)
+        began_s = attempts.began_at_s
+        if began_s is not None:
+            began_s -= time.monotonic()
+        return invocation.continued(attempts.count, attempts.answer.output_tokens, began_s)

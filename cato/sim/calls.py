@@ -40,6 +40,7 @@ class Call:
     tokens: int = 0  # in all attempts, as last reported
     attempt: int = 1
     sent_at_s: float = 0.0
+    began_at_s: float | None = None  # when its first token came
 
     def sent(self, command: Dispatch, now_s: float) -> Sequence:
         """Record the lease; returns the request for the engine."""
@@ -48,8 +49,7 @@ class Call:
         run.outcome.queue_s += now_s - self.waits_since_s
         target = NOTHING_DUE
         if self.pool.setup.prefill_step_s:
-            asked = run.invocation(self)
-            asked = asked.continued(self.attempt, self.generated) if self.generated else asked
+            asked = self.continued() if self.generated else run.invocation(self)
             target = asked.engine_target(now_s)
         return Sequence(
             self.id,
@@ -63,6 +63,11 @@ class Call:
             target,
         )
 
+    def continued(self) -> Invocation:
+        """The current attempt, after the tokens of earlier ones."""
+        asked = self.run.invocation(self)
+        return asked.continued(self.attempt, self.generated, self.began_at_s)
+
     def taken_back(self, now_s: float) -> None:
         """Back to the queue; tokens already sent count as generated."""
         self.generated = max(self.generated, self.tokens)
@@ -71,6 +76,8 @@ class Call:
     def first_token(self) -> None:
         """First token of this attempt; the user keeps the time of the first one ever."""
         self.tokens = max(self.tokens, self.generated + 1)
+        if self.began_at_s is None:
+            self.began_at_s = self.run.fleet.kernel.now_s
         self.run.first_token(self)
 
     def ended(self, cached_tokens: int, now_s: float) -> None:

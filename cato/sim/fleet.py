@@ -103,8 +103,7 @@ class Fleet:
     def offer_again(self, call: Call) -> None:
         """After the loss of a replica: a new attempt that continues where the stream broke off."""
         call.attempt += 1
-        again = call.run.invocation(call).continued(call.attempt, call.generated)
-        call.pool.handle(InvocationOffered(self.kernel.now_s, again))
+        call.pool.handle(InvocationOffered(self.kernel.now_s, call.continued()))
 
     def refused(self, id: InvocationId) -> None:
         """No-op when the call has ended, or its task failed, before the router learned of it."""

@@ -23,12 +23,13 @@ class ForesightOrdering:
     `margin` times the call's own. Of the urgent calls the shortest goes first: it costs the others
     least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
     belief about its length. Work that differs by less than `alike` counts as equal and goes by
-    arrival. Calls that are not urgent go by slack: where all can be met, that order meets them. If
-    more than `overload` of the work was missed lately, slack below `urgency` times the own work is
-    urgent. That is nearly everything, so the shortest goes first. Without an SLO: after all calls
-    that can be met. Hopeless: late with a chance above 1 - `unlikely` even if started now, alone.
-    Hopeless calls go last, shortest first. Turns of sessions, which no other replica can take over,
-    gain priority as they wait.
+    arrival. If more than `deep` of the work was missed lately, streams are told apart `finer` times
+    as well: in a deep overload those that go by arrival begin just too late. Calls that are not urgent go by slack: where all can be met,
+    that order meets them. If more than `overload` of the work was missed lately, slack below
+    `urgency` times the own work is urgent. That is nearly everything, so the shortest goes first.
+    Without an SLO: after all calls that can be met. Hopeless: late with a chance above 1 -
+    `unlikely` even if started now, alone. Hopeless calls go last, shortest first. Turns of
+    sessions, which no other replica can take over, gain priority as they wait.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.
@@ -38,6 +39,8 @@ class ForesightOrdering:
     of_queue: float = 0.7
     overload: float = 0.05
     urgency: float = 40.0
+    deep: float = 0.1
+    finer: int = 4
     unlikely: float = UNLIKELY
     alike: float = 1.2
     # For sessions: a second of waiting offsets this much additional work.
@@ -70,7 +73,7 @@ class ForesightOrdering:
                 return Rank(HOPELESS, f"hopeless by {-slack_s:.3f} s", key=work_s)
             reason = f"urgent, {slack_s:.3f} s of slack"
             until_s = deadline_s - work.remaining_s
-            key = self._class_of(work_s)
+            key = self._class_of(work_s, self.finer if work.missed > self.deep else 1)
             return Rank(URGENT, reason, key, until_s + 1e-9 * abs(until_s), worsens=True)
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:
@@ -80,6 +83,6 @@ class ForesightOrdering:
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
         return Rank(URGENT, reason, self._class_of(work_s / chance), until_s, worsens=True)
 
-    def _class_of(self, work_s: float) -> float:
-        """Classes of work, each `alike` times as long as the previous one."""
-        return floor(log(work_s) / log(self.alike)) if work_s > 0 else -inf
+    def _class_of(self, work_s: float, parts: int = 1) -> float:
+        """Classes of work, each `alike` times as long as the previous one, in `parts` each."""
+        return floor(parts * log(work_s) / log(self.alike)) / parts if work_s > 0 else -inf

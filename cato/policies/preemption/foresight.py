@@ -9,7 +9,7 @@ from math import inf
 from cato.core.ids import InvocationId
 from cato.core.pool.window import takes_prompt
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation, ReplicaView
+from cato.core.snapshot import READING_S, Invocation, ReplicaView
 from cato.policies.admission.foresight import is_aged
 from cato.policies.outlook import (
     Outlook,
@@ -30,8 +30,9 @@ class ForesightPreemption:
     can be met. At lighter load they continue: they would only come back later, at the same cost.
     Calls with slack: the pool is full, and exchanging the running call with the first queued call,
     until the next slot frees, meets more SLOs, by at least `least_exchange`. In a queue longer than
-    `longest_queue` the preempted call would not come back in time. Tokens are kept; the context is
-    processed again.
+    `longest_queue` the preempted call would not come back in time. Streams that have begun, and
+    calls without an SLO, may wait for as long as the whole queue needs slots, if the streams still
+    keep their pace. Tokens are kept; the context is processed again.
     """
 
     least_gain: float = 0.1
@@ -72,35 +73,27 @@ class ForesightPreemption:
             worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
             reason = "cannot be in time; one that can waits for its place"
             return [(p.invocation.id, reason) for p in worst]
-        may_exchange = 0 < len(waiting) <= self.longest_queue and waiting[0].deadline_s < inf
-        if not may_exchange or not takes_prompt(replica, waiting[0]):
+        if not waiting or waiting[0].deadline_s == inf or not takes_prompt(replica, waiting[0]):
             return ()
         wait_s = place_s()
         if wait_s <= 0:
             return ()
-        return self._exchange(replica, outlook, waiting[0], now_s, wait_s)
+        return self._exchange(replica, outlook, waiting, now_s, wait_s)
 
     def _exchange(
         self,
         replica: ReplicaView,
         outlook: Outlook,
-        first: Invocation,
+        waiting: Sequence[Invocation],
         now_s: float,
         place_s: float,
     ) -> Sequence[tuple[InvocationId, str]]:
         """Whether the head of the queue, which gets the slot, should take another call's slot."""
-        profile, running = replica.profile, outlook.prospects
-        context_tokens = max(p.context_tokens for p in running)
-        back_s = now_s + place_s + profile.prefill_s(int(context_tokens))
-        later = chances(profile, back_s, running)
-        losses = [
-            ((now - then) * _share(p, profile, len(running)), i)
-            for i, (p, now, then) in enumerate(zip(running, outlook.chances, later, strict=True))
-            if _may_be_taken_back(p)
-        ]
+        profile, running, first = replica.profile, outlook.prospects, waiting[0]
+        losses = self._losses(profile, outlook, len(waiting), now_s, place_s)
         if not losses:
             return ()
-        loss, at = min(losses)
+        loss, _, at = min(losses)
         rest = [*running[:at], *running[at + 1 :]]
         candidate = prospect_of_newcomer(first)
         start_s = now_s + profile.prefill_s(first.prompt_tokens)
@@ -114,15 +107,33 @@ class ForesightPreemption:
         reason = f"can wait {place_s:.2f} s for a place, {first.id} cannot: {gain:.2f} SLOs more"
         return [(running[at].invocation.id, reason)]
 
+    def _losses(
+        self, profile: Profile, outlook: Outlook, queued: int, now_s: float, place_s: float
+    ) -> list[tuple[float, float, int]]:
+        """What each running call that may be preempted would lose; of equals those with the most
+        tokens to come first. The last value is its place in the outlook."""
+        running = outlook.prospects
+        again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
+        soon_s, late_s = (now_s + n * place_s + again_s for n in (1, 1 + queued))
+        soon, late = (chances(profile, at_s, running) for at_s in (soon_s, late_s))
+        step_s = profile.decode_step_s(len(running))
+        found = []
+        for i, (p, chance) in enumerate(zip(running, outlook.chances, strict=True)):
+            if not p.invocation.resumable or p.invocation.session:
+                continue
+            if p.invocation.until_first_token or p.invocation.deadline_s == inf:
+                if _keeps_pace(p, late_s + p.left_tokens * step_s):
+                    found.append((chance - late[i], -p.left_tokens, i))
+            elif queued <= self.longest_queue:
+                found.append(((chance - soon[i]) * _share(p, profile, len(running)), 0.0, i))
+        return found
 
-def _may_be_taken_back(prospect: Prospect) -> bool:
-    """Whether it may be preempted.
 
-    It must have a deadline, and not be a stream, whose start would then look like a miss.
-    """
-    invocation = prospect.invocation
-    may_go_on = invocation.resumable and not invocation.session
-    return prospect.due_s < inf and may_go_on and not invocation.until_first_token
+def _keeps_pace(prospect: Prospect, end_s: float) -> bool:
+    """Whether it is a stream that has begun and, ending at `end_s`, keeps at least the pace of a
+    reader. One that has not begun must not be preempted: its first token would come too late."""
+    tokens = prospect.generated + prospect.left_tokens - 1
+    return prospect.generated > 0 and end_s <= prospect.invocation.deadline_s + READING_S * tokens
 
 
 def _share(prospect: Prospect, profile: Profile, batch: int) -> float:

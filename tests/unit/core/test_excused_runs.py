@@ -102,7 +102,8 @@ async def waiting_for(pool: LocalPool, folder: Path) -> SlaReceipt:
 
 
 async def test_a_call_that_waited_until_its_deadline_says_so(tmp_path: Path) -> None:
-    receipt = await waiting_for(a_slow_pool(slots=1), tmp_path)
+    pool = a_pool("sim-slow", "slow", prefill_s=5.0, slots=1)  # a stream would be paused
+    receipt = await waiting_for(pool, tmp_path)
     assert receipt.status == DEADLINE_EXCEEDED
     assert receipt.queue_s > 0.3
     (node,) = receipt.nodes

@@ -47,6 +47,7 @@ from cato.core.pool.replica import expected_wait_s
 from cato.core.profile import Profile
 from cato.core.snapshot import (
     PREFIX_BLOCK_TOKENS,
+    READING_S,
     Invocation,
     PoolSnapshot,
     ReplicaSnapshot,
@@ -232,7 +233,12 @@ class BookLease:
     at_s: float
     invocation: Invocation
     tokens: int = 0
-    has_begun: bool = False
+    began_at_s: float | None = None
+
+    def has_tokens(self, tokens: int, now_s: float) -> None:
+        if tokens and self.began_at_s is None:
+            self.began_at_s = now_s
+        self.tokens = max(tokens, self.tokens)
 
 
 @dataclass(slots=True)
@@ -368,15 +374,13 @@ class Books:
                 for replica in list(self.replicas.values()):
                     if now_s - replica.report.now_s > SILENCE_S:
                         self._lose(replica.report.replica_id)
-            case FirstTokenSent(_, id):
+            case FirstTokenSent(now_s, id):
                 if id in self.leases:
-                    self.leases[id].has_begun = True
-                    self.leases[id].tokens = max(1, self.leases[id].tokens)
-            case ReplicaProgressed(_, replica_id, tokens):
+                    self.leases[id].has_tokens(1, now_s)
+            case ReplicaProgressed(now_s, replica_id, tokens):
                 for id, n in tokens:
                     if id in self.leases and self.leases[id].command.replica_id == replica_id:
-                        self.leases[id].has_begun |= n > 0
-                        self.leases[id].tokens = max(n, self.leases[id].tokens)
+                        self.leases[id].has_tokens(n, now_s)
         return None
 
     def _offer(self, invocation: Invocation) -> Dispatch | None:
@@ -616,16 +620,20 @@ class Books:
         before = lease.invocation
         assert before.resumable
         self.taken_back[before.id] = before.attempt
-        self._join(
-            replace(
-                before,
-                attempt=before.attempt + 1,
-                prompt_tokens=before.prompt_tokens + lease.tokens,
-                expected_tokens=max(1, before.expected_tokens - lease.tokens),
-                generated=before.generated + lease.tokens,
-            ),
-            event.now_s if before.generated + lease.tokens else before.arrived_at_s,
+        rest = replace(
+            before,
+            attempt=before.attempt + 1,
+            prompt_tokens=before.prompt_tokens + lease.tokens,
+            expected_tokens=max(1, before.expected_tokens - lease.tokens),
+            generated=before.generated + lease.tokens,
         )
+        began_s, due_s = lease.began_at_s, before.deadline_s
+        if before.until_first_token and began_s is not None:
+            if began_s <= due_s < inf:  # from now on it must keep its pace
+                pace_s = min(before.tpot_target_s, READING_S)
+                due_s = began_s + pace_s * (rest.generated + rest.left_tokens() - 1)
+            rest = replace(rest, until_first_token=False, deadline_s=due_s)
+        self._join(rest, event.now_s if rest.generated else before.arrived_at_s)
 
     def _check_service(self, command: Dispatch, invocation: Invocation) -> None:
         """It takes as long as its profile says, less what is cached of its prompt."""
@@ -1045,7 +1053,7 @@ def check_picture(pool: PoolOrchestrator, books: Books, now_s: float, *, never_i
         there = [i for i in map(pool.invocation, IDS) if i is not None and i.buffer == buffer]
         assert {i.run_id for i in there} <= {latest.run_id}, "an older run is there still"
     for r in picture.replicas:
-        assert r.prefilling == sum(not lease.has_begun for lease in books.leased(r.id))
+        assert r.prefilling == sum(x.began_at_s is None for x in books.leased(r.id))
         check_prompts_ahead(pool, r)
         assert r.wait_s >= 0
         assert isfinite(r.wait_s) or r.max_running == 0

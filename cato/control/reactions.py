@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cato.core.receipt import Drawn, SlaReceipt
 from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook
@@ -12,13 +12,13 @@ from cato.serve.ingress.feedback import Feedback
 from cato.serve.ingress.feedback import Reaction as Kind
 from cato.store.records import Reaction
 
-# Runs that users may still react to; about 300 bytes each.
+# Runs that users may still react to; about 300 bytes each, as most get no reaction.
 KEPT_RUNS = 4_000
 # Reactions kept per request: a few choices, each shown, taken or dismissed.
 KEPT_REACTIONS = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Shown:
     """What is known of a run whose answer users may react to, and their reactions."""
 
@@ -26,7 +26,7 @@ class _Shown:
     model: str
     e2e_s: float
     rollouts: tuple[Drawn, ...] = ()
-    reactions: set[tuple[str, int, str]] = field(default_factory=set)
+    reactions: tuple[tuple[str, int, str], ...] = ()
 
 
 class Reactions:
@@ -59,7 +59,7 @@ class Reactions:
         if name in shown.reactions or len(shown.reactions) >= KEPT_REACTIONS:
             return None
         self._count(shown, feedback.reaction)
-        shown.reactions.add(name)
+        shown.reactions = (*shown.reactions, name)
         return Reaction(
             feedback.request_id, *name, feedback.select_kind, feedback.after_s, shown.task,
             shown.model, shown.e2e_s, time.time(), feedback.tenant,

@@ -24,12 +24,14 @@ class ForesightOrdering:
     least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
     belief about its length. Work that differs by less than `alike` counts as equal and goes by
     arrival. If more than `deep` of the work was missed lately, streams are told apart `finer` times
-    as well: in a deep overload those that go by arrival begin just too late. Calls that are not urgent go by slack: where all can be met,
-    that order meets them. If more than `overload` of the work was missed lately, slack below
-    `urgency` times the own work is urgent. That is nearly everything, so the shortest goes first.
-    Without an SLO: after all calls that can be met. Hopeless: late with a chance above 1 -
-    `unlikely` even if started now, alone. Hopeless calls go last, shortest first. Turns of
-    sessions, which no other replica can take over, gain priority as they wait.
+    as well: in a deep overload those that go by arrival begin just too late.
+
+    Calls that are not urgent go by slack: where all can be met, that order meets them. If more than
+    `overload` of the work was missed lately, slack below `urgency` times the own work is urgent.
+    That is nearly everything, so the shortest goes first. Without an SLO: after all calls that can
+    be met. Hopeless: late with a chance above 1 - `unlikely` even if started now, alone. Hopeless
+    calls go last, shortest first. Turns of sessions, which no other replica can take over, gain
+    priority as they wait.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 from kits.builders import a_profile, an_invocation
 
-from cato.core.ids import DeploymentName, ReplicaId
+from cato.core.ids import DeploymentName, InvocationId, ReplicaId
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
 from cato.policies.preemption.foresight import ForesightPreemption
 
@@ -27,8 +27,10 @@ def an_exchangeable(
     return replace(invocation, resumable=resumable)
 
 
-def a_full_replica(*running: Invocation, slots: int | None = None) -> ReplicaSnapshot:
-    """Each has been running since its prompt was done at 0 s, and has no token reported yet."""
+def a_full_replica(
+    *running: Invocation, slots: int | None = None, tokens: int = 0
+) -> ReplicaSnapshot:
+    """Each has been running since its prompt was done at 0 s, with that many tokens reported."""
     return ReplicaSnapshot(
         ReplicaId("r"),
         DeploymentName("d"),
@@ -36,7 +38,7 @@ def a_full_replica(*running: Invocation, slots: int | None = None) -> ReplicaSna
         held=len(running),
         max_running=slots or len(running),
         standby=0,
-        running=tuple(Running(i, 0.0, 1.0, 0, 0.0) for i in running),
+        running=tuple(Running(i, 0.0, 1.0, tokens, 0.0) for i in running),
     )
 
 
@@ -110,9 +112,35 @@ def test_the_first_token_counts_where_the_slo_is_on_it() -> None:
     assert gives_way(a_full_replica(PATIENT), stream) == ["patient"]
 
 
-def test_a_stream_that_has_begun_in_time_is_not_paused() -> None:
-    stream = replace(an_exchangeable("stream", due_s=1.3), until_first_token=True)
-    assert gives_way(a_full_replica(stream), URGENT) == []
+STREAM = replace(an_exchangeable("stream", due_s=0.5), until_first_token=True)
+
+
+@pytest.mark.parametrize(
+    ("runs", "tokens", "queue", "is_paused"),
+    [
+        pytest.param(STREAM, 20, 1, True, id="reads on in time"),
+        pytest.param(STREAM, 20, 8, True, id="behind a queue that its pace allows"),
+        pytest.param(replace(STREAM, session="s"), 20, 1, False, id="its context would be lost"),
+        pytest.param(replace(STREAM, resumable=False), 20, 1, False, id="cannot go on"),
+        pytest.param(STREAM, 0, 1, False, id="has not begun"),
+        pytest.param(replace(STREAM, tpot_target_s=0.04), 20, 1, True, id="keeps its own pace"),
+        pytest.param(replace(STREAM, tpot_target_s=0.02), 20, 1, False, id="would lose its pace"),
+        pytest.param(an_exchangeable("no SLO", due_s=inf), 20, 8, True, id="no SLO"),
+        pytest.param(an_exchangeable("no SLO", due_s=inf), 0, 1, False, id="no SLO, not begun"),
+    ],
+)
+def test_a_stream_that_keeps_its_pace_is_paused_for_one_that_would_begin_too_late(
+    runs: Invocation, tokens: int, queue: int, *, is_paused: bool
+) -> None:
+    # 100 tokens at a reader's pace take 10 s; they need 1 s.
+    waiting = [replace(STREAM, id=InvocationId(f"w{n}"), deadline_s=1.3) for n in range(queue)]
+    found = gives_way(a_full_replica(runs, tokens=tokens), *waiting)
+    assert found == ([runs.id] if is_paused else [])
+
+
+def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
+    waiting = [replace(STREAM, deadline_s=1.3)] * 8
+    assert gives_way(a_full_replica(STREAM, tokens=20), *waiting, place_s=1.0) == []
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

@@ -13,6 +13,8 @@ from cato.policies.outlook import UNLIKELY, chance_alone
 URGENT, PACED, UNBOUND, HOPELESS = 0, 1, 2, 3
 # The rank of a call with slack is computed again after this share of it, as the queue may grow.
 REVIEW, LEAST_REVIEW_S = 0.5, 1e-3
+# Parts of a class so small that no two calls share one.
+NONE_ALIKE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class ForesightOrdering:
     least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
     belief about its length. Work that differs by less than `alike` counts as equal and goes by
     arrival. If more than `deep` of the work was missed lately, streams are told apart `finer` times
-    as well: in a deep overload those that go by arrival begin just too late.
+    as well: in a deep overload those that go by arrival begin just too late. In a flood, when the
+    queued work is more than `flood` times the slack, none are alike.
 
     Calls that are not urgent go by slack: where all can be met, that order meets them. If more than
     `overload` of the work was missed lately, slack below `urgency` times the own work is urgent.
@@ -43,6 +46,7 @@ class ForesightOrdering:
     urgency: float = 40.0
     deep: float = 0.1
     finer: int = 4
+    flood: float = 5.0
     unlikely: float = UNLIKELY
     alike: float = 1.2
     # For sessions: a second of waiting offsets this much additional work.
@@ -75,7 +79,10 @@ class ForesightOrdering:
                 return Rank(HOPELESS, f"hopeless by {-slack_s:.3f} s", key=work_s)
             reason = f"urgent, {slack_s:.3f} s of slack"
             until_s = deadline_s - work.remaining_s
-            key = self._class_of(work_s, self.finer if work.missed > self.deep else 1)
+            parts = self.finer if work.missed > self.deep else 1
+            if work.ahead_s > self.flood * slack_s:
+                parts = NONE_ALIKE
+            key = self._class_of(work_s, parts)
             return Rank(URGENT, reason, key, until_s + 1e-9 * abs(until_s), worsens=True)
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:

@@ -18,9 +18,18 @@ _OVERRUN = 0.2
 LEAST_SPREAD = 0.15
 # A belief counts as a point if this share of it lies within `LEAST_SPREAD` either way.
 _POINT_SHARE = 0.5
-_SMEARED = tuple(
-    exp(NormalDist(-(LEAST_SPREAD**2) / 2, LEAST_SPREAD).inv_cdf((i + 0.5) / 16)) for i in range(16)
-)
+# The same deviation of a length that is only guessed: answers of one model differ that much.
+GUESS_SPREAD = 0.8
+
+
+def _lognormal(spread: float, points: int) -> tuple[float, ...]:
+    """Quantiles of a lognormal distribution with mean 1."""
+    log_length = NormalDist(-(spread**2) / 2, spread)
+    return tuple(exp(log_length.inv_cdf((i + 0.5) / points)) for i in range(points))
+
+
+_SMEARED = _lognormal(LEAST_SPREAD, 16)
+_GUESSED = _lognormal(GUESS_SPREAD, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,13 @@ def _widened(belief: LengthBelief) -> LengthBelief:
 def received(points: tuple[float, ...]) -> LengthBelief:
     """A belief that arrives in a message: those of most calls of a class are equal."""
     return LengthBelief(points)
+
+
+@lru_cache(maxsize=4096)
+def guessed(tokens: int) -> LengthBelief:
+    """For the time until an output of unknown length ends: one that has outgrown the expected
+    value is likely to go on for long. With `around` it would seem about to end all the time."""
+    return LengthBelief(tuple(max(1.0, tokens * factor) for factor in _GUESSED))
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, RunId, TaskName
-from cato.core.length import LengthBelief
+from cato.core.length import LengthBelief, guessed
 from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import changed, record
@@ -136,7 +136,7 @@ class Invocation:
         """Expected tokens still to come once this attempt has generated `tokens`."""
         if self.length is not None:
             return self.length.left_mean(self.generated + tokens)
-        return max(1.0, self.expected_tokens - tokens)
+        return guessed(self.generated + self.expected_tokens).left_mean(self.generated + tokens)
 
     def own_s(self, profile: Profile, batch: int = 1) -> float:
         """Expected time from start to this invocation's part of the SLO event."""

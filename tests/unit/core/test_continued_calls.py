@@ -8,10 +8,13 @@ from math import inf
 import pytest
 from kits.builders import an_invocation
 
+from cato.core.length import LengthBelief
 from cato.core.snapshot import READING_S, Invocation
 
 STREAM = replace(
-    an_invocation(tokens=100, deadline_s=10.0, until_first_token=True), tpot_target_s=0.05
+    an_invocation(tokens=100, deadline_s=10.0, until_first_token=True),
+    tpot_target_s=0.05,
+    length=LengthBelief((100.0,)),
 )
 
 
@@ -48,3 +51,9 @@ def test_a_stream_that_has_not_begun_keeps_its_deadline() -> None:
     rest = STREAM.continued(2, 0)
     assert rest.until_first_token
     assert rest.deadline_s == 10.0
+
+
+def test_an_output_of_unknown_length_that_has_outgrown_its_guess_goes_on() -> None:
+    call = replace(STREAM, length=None)
+    assert call.left_tokens() == pytest.approx(100, rel=0.05)
+    assert 30 < call.left_tokens(80) < call.left_tokens(200) < 200

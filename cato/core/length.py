@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import accumulate
 from math import exp
 from operator import le
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 # An output longer than every believed length is expected to continue for this share of itself.
 _OVERRUN = 0.2
@@ -23,13 +23,13 @@ GUESS_SPREAD = 0.8
 
 
 def _lognormal(spread: float, points: int) -> tuple[float, ...]:
-    """Quantiles of a lognormal distribution with mean 1."""
+    """Quantiles of a lognormal distribution with mean 1; of few, the mean is a little less."""
     log_length = NormalDist(-(spread**2) / 2, spread)
     return tuple(exp(log_length.inv_cdf((i + 0.5) / points)) for i in range(points))
 
 
 _SMEARED = _lognormal(LEAST_SPREAD, 16)
-_GUESSED = _lognormal(GUESS_SPREAD, 32)
+_GUESSED = tuple(p / fmean(_lognormal(GUESS_SPREAD, 32)) for p in _lognormal(GUESS_SPREAD, 32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class ReplicaRouter:
         self._gone: set[ReplicaId] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._has_dealt = False
+        self._unnoted: tuple[Event, tuple[Command, ...]] | None = None
         self.links = RouterLinks(pool, secret, self, shards)
 
     async def door(self) -> Door:
@@ -84,6 +85,7 @@ class ReplicaRouter:
         self.links.resize(shards)
         if (policies, profile) != (self._names, self._profile):
             fresh = policies_of(policies, profile, self._speeds)
+            self._note_last()  # of the policies before
             self._names, self._profile = policies, profile
             self._handle(PoliciesChanged(_now_s(), fresh))
 
@@ -131,6 +133,7 @@ class ReplicaRouter:
 
     async def demand(self) -> PoolDemand:
         """Arrivals, queue and completions since the last call; there is only one caller."""
+        self._note_last()
         return self._meter.look(self._core.picture(_now_s()), self._core.leased)
 
     async def policies(self) -> PoolPolicies:
@@ -145,22 +148,18 @@ class ReplicaRouter:
 
     async def decisions(self) -> PoolDecisions:
         """The newest decisions with their reasons, and the counts of all."""
+        self._note_last()
         return self._decisions.all()
 
     def _handle(self, event: Event) -> tuple[Command, ...]:
-        self._meter.handle(event)
-        if refits(self._names):
-            self._meter_of_speed.handle(event)
+        self._note_last()
         commands = self._core.handle(event)
-        self._decisions.note(time.time(), event, commands, self._core)
-        if self._log is not None:
-            self._log.write(event, commands, self._names, self._profile, self._speeds)
+        self._unnoted = (event, commands)
+        # After the answer has left: an ingress waits for it, and nothing for the notes.
+        asyncio.get_running_loop().call_soon(self._note_last)
         for command in commands:
             match command:
-                case Dispatch():
-                    self._leases.answer(command)
-                case Refuse():
-                    self._meter.refused(command.invocation_id)
+                case Dispatch() | Refuse():
                     self._leases.answer(command)
                 case Preempt():
                     self.links.order(command)  # the replica tells the ingress
@@ -168,6 +167,21 @@ class ReplicaRouter:
                 case _:
                     assert_never(command)
         return commands
+
+    def _note_last(self) -> None:
+        """Measure and log the latest event and what was decided, unless that has been done."""
+        if self._unnoted is None:
+            return
+        (event, commands), self._unnoted = self._unnoted, None
+        self._meter.handle(event)
+        if refits(self._names):
+            self._meter_of_speed.handle(event)
+        self._decisions.note(time.time(), event, commands, self._core)
+        if self._log is not None:
+            self._log.write(event, commands, self._names, self._profile, self._speeds)
+        for command in commands:
+            if isinstance(command, Refuse):
+                self._meter.refused(command.invocation_id)
 
     def _ensure_ticking(self) -> None:
         if self._ticker is None or self._ticker.done():
@@ -180,6 +194,7 @@ class ReplicaRouter:
             self._deal_anew()
             await self._refit()
             self._decisions.note_silent(time.time(), self._core.replicas)
+            self._note_last()
             if self._log is not None:
                 self._log.flush()
 
@@ -205,6 +220,7 @@ class ReplicaRouter:
             return
         self._refitted_at_s = now_s
         fresh = await asyncio.to_thread(policies_of, names, profile, speeds)
+        self._note_last()
         self._speeds = speeds
         if (names, profile) == (self._names, self._profile):  # else it is fitted next time
             self._handle(PoliciesChanged(_now_s(), fresh))

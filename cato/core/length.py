@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import exp
-from operator import le
+from operator import le, truediv
 from statistics import NormalDist, fmean
 
 # An output longer than every believed length is expected to continue for this share of itself.
@@ -29,7 +29,8 @@ def _lognormal(spread: float, points: int) -> tuple[float, ...]:
 
 
 _SMEARED = _lognormal(LEAST_SPREAD, 16)
-_GUESSED = tuple(p / fmean(_lognormal(GUESS_SPREAD, 32)) for p in _lognormal(GUESS_SPREAD, 32))
+_GUESSES = _lognormal(GUESS_SPREAD, 32)
+_GUESSED = tuple(map(truediv, _GUESSES, repeat(fmean(_GUESSES))))
 
 
 @dataclass(frozen=True, slots=True)

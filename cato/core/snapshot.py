@@ -22,6 +22,11 @@ PREFIX_BLOCK_TOKENS = 64
 """Tokens per prefix hash; engines cache blocks of 16 to 128 tokens."""
 
 
+def due_at_pace_s(began_at_s: float, pace_s: float, tokens: float) -> float:
+    """When the last of a stream's `tokens` is due: TPOT = (E2E - TTFT)/(tokens - 1)."""
+    return began_at_s + pace_s * max(0.0, tokens - 1)
+
+
 def node_tokens(
     tokens: float, nodes: int, known_nodes: int = 0, known_tokens: float = 0.0
 ) -> float:
@@ -109,7 +114,7 @@ class Invocation:
         due_s = self.deadline_s
         if began_at_s <= due_s < inf:
             pace_s = min(self.tpot_target_s, READING_S)
-            due_s = began_at_s + pace_s * (rest.generated + rest.left_tokens() - 1)
+            due_s = due_at_pace_s(began_at_s, pace_s, rest.generated + rest.left_tokens())
         return changed(rest, until_first_token=False, deadline_s=due_s)
 
     def on_clock(self, now_s: float) -> Invocation:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from math import inf
 
-from cato.core.snapshot import Invocation, Running
+from cato.core.snapshot import Invocation, Running, due_at_pace_s
 
 
 def due_s(invocation: Invocation, first_token_at_s: float | None, output_tokens: float) -> float:
     """The deadline; inf when the last token does not matter.
 
     A deadline on the last token includes the downstream time. One on the first token constrains the
-    rest only by the pace: TPOT = (E2E - TTFT)/(tokens - 1), from the first token on.
+    rest only by the pace, from the first token on.
     """
     if not invocation.until_first_token:
         return invocation.deadline_s - invocation.downstream_s
     if invocation.tpot_target_s == inf:
         return inf
     started_s = invocation.deadline_s if first_token_at_s is None else first_token_at_s
-    return started_s + invocation.tpot_target_s * max(0.0, output_tokens - 1)
+    return due_at_pace_s(started_s, invocation.tpot_target_s, output_tokens)
 
 
 def running_due_s(running: Running) -> float:

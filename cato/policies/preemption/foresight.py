@@ -9,7 +9,7 @@ from math import inf
 from cato.core.ids import InvocationId
 from cato.core.pool.window import takes_prompt
 from cato.core.profile import Profile
-from cato.core.snapshot import READING_S, Invocation, ReplicaView
+from cato.core.snapshot import READING_S, Invocation, ReplicaView, due_at_pace_s
 from cato.policies.admission.foresight import is_aged
 from cato.policies.outlook import (
     Outlook,
@@ -114,8 +114,11 @@ class ForesightPreemption:
         tokens to come first. The last value is its place in the outlook."""
         running = outlook.prospects
         again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
-        soon_s, late_s = (now_s + n * place_s + again_s for n in (1, 1 + queued))
-        soon, late = (chances(profile, at_s, running) for at_s in (soon_s, late_s))
+        back_s = now_s + place_s + again_s
+        late_s = back_s + queued * place_s
+        may_exchange = queued <= self.longest_queue
+        soon = chances(profile, back_s, running) if may_exchange else []
+        late = chances(profile, late_s, running)
         step_s = profile.decode_step_s(len(running))
         found = []
         for i, (p, chance) in enumerate(zip(running, outlook.chances, strict=True)):
@@ -124,7 +127,7 @@ class ForesightPreemption:
             if p.invocation.until_first_token or p.invocation.deadline_s == inf:
                 if _keeps_pace(p, late_s + p.left_tokens * step_s):
                     found.append((chance - late[i], -p.left_tokens, i))
-            elif queued <= self.longest_queue:
+            elif may_exchange:
                 found.append(((chance - soon[i]) * _share(p, profile, len(running)), 0.0, i))
         return found
 
@@ -132,8 +135,9 @@ class ForesightPreemption:
 def _keeps_pace(prospect: Prospect, end_s: float) -> bool:
     """Whether it is a stream that has begun and, ending at `end_s`, keeps at least the pace of a
     reader. One that has not begun must not be preempted: its first token would come too late."""
-    tokens = prospect.generated + prospect.left_tokens - 1
-    return prospect.generated > 0 and end_s <= prospect.invocation.deadline_s + READING_S * tokens
+    tokens = prospect.generated + prospect.left_tokens
+    due_s = due_at_pace_s(prospect.invocation.deadline_s, READING_S, tokens)
+    return prospect.generated > 0 and end_s <= due_s
 
 
 def _share(prospect: Prospect, profile: Profile, batch: int) -> float:

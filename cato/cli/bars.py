@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
 
+# Progress of a command that does not run in a terminal.
+LINE_EVERY_S = 60.0
 
-def counting(console: Console) -> Progress:
-    """What is done, how many of how many steps, and the time so far."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+class Counting(Progress):
+    """What is done, how many of how many steps, and the time so far. Without a terminal: a line on
+    stderr, at most once a minute."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}", markup=False), BarColumn())
+        every = (*columns, MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*every, console=console, transient=True)
+        self._began_s = self._told_s = time.monotonic()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._tell(task_id)
+
+    def reset(self, task_id: TaskID, **changes: Any) -> None:
+        super().reset(task_id, **changes)
+        self._tell(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._tell(task_id)
+
+    def _tell(self, task_id: TaskID) -> None:
+        now_s = time.monotonic()
+        if self.console.is_terminal or now_s - self._told_s < LINE_EVERY_S:
+            return
+        self._told_s = now_s
+        task = self._tasks[task_id]
+        steps = "" if task.total is None else f": {task.completed:g} of {task.total:g}"
+        minutes = (now_s - self._began_s) / 60
+        typer.echo(f"{task.description}{steps}, after {minutes:.0f} minutes", err=True)
 
 
 def waiting() -> Progress:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from cato.cli.bars import counting
+from cato.cli.bars import Counting
 from cato.cli.bench_accelerator import accelerator
 from cato.cli.bench_live import live
 from cato.cli.client import ends_on
@@ -220,7 +220,7 @@ def _measure(
         status.stop()
         blocks = len(settings.engines) * settings.rounds * (len(ARMS) + 1)
         requests = blocks * sum(map(settings.block, settings.concurrencies))
-        with counting(console) as bar:
+        with Counting(console) as bar:
             task = bar.add_task("warming up", total=requests)
 
             def progress(what: str, requests: int) -> None:

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from cato.cli.bars import counting
+from cato.cli.bars import Counting
 from cato.cli.serve import EAGER, QUIET, TRANSPORT
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError
@@ -68,7 +68,7 @@ def measuring(*, transport: bool = True) -> Iterator[Path]:
 def shown() -> Iterator[tuple[Shown, Callable[[str], None]]]:
     """A progress bar, and a function that shows a single line in its place."""
     # Bound to stderr as it is now: stderr is redirected while Ray starts and stops.
-    with counting(Console(file=sys.stderr)) as bar:
+    with Counting(Console(file=sys.stderr)) as bar:
         task = bar.add_task("", total=None)
 
         def say(what: str) -> None:

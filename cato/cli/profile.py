@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cato.cli.bars import counting
+from cato.cli.bars import Counting
 from cato.cli.cluster import AUTO, Address, connect
 from cato.cli.profile_check import check_profile
 from cato.cli.profile_report import adapter_line, report, tell_file, tell_problems
@@ -129,7 +129,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     if whole(load["held"]) > 0:
         console.print(f"The replica holds {load['held']} other requests now.", style="yellow")
     sweep = Sweep(caller, target, plan, seed)
-    with counting(console) as bar:
+    with Counting(console) as bar:
         task = bar.add_task("", total=None)
 
         def progress(done: int, total: int, what: str) -> None:

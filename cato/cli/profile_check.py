@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cato.cli.bars import counting
+from cato.cli.bars import Counting
 
 if TYPE_CHECKING:
     from cato.control.measured_replica import ReplicaCaller
@@ -29,7 +29,7 @@ async def check_profile(
     from cato.measure.check import Verdict, check, mixed_run
 
     calls = mixed_run(profile, seed, shares=steps.block_tokens > 0)
-    with counting(console) as bar:
+    with Counting(console) as bar:
         task = bar.add_task("a mixed run, twice", total=2 * len(calls))
         checked = await check(caller, profile, steps, calls, seed, lambda: bar.advance(task))
     console.print(

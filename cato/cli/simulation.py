@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cato.cli.bars import counting
+from cato.cli.bars import Counting
 from cato.sim.experiment import Progress
 from cato.sim.report import Report, Setting, Target, setting_words
 from cato.sim.seeds import parse_seeds
@@ -24,8 +23,6 @@ SEEDS_HELP = (
 # The metrics that people look at first; the report's JSON has all.
 HEADLINES = ("slo_attainment", "ttft_s_mean", "e2e_s_p95")
 COLUMNS = 4
-# Progress of a command that does not run in a terminal.
-LINE_EVERY_S = 60.0
 MET, MISSED = Text("met", style="bold green"), Text("missed", style="bold red")
 
 
@@ -52,21 +49,9 @@ def kind_of(text: str) -> tuple[str, int]:
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
     """A progress bar on stderr that is erased at the end; in a file a line a minute."""
-    console = Console(stderr=True)
-    began_s = told_s = time.monotonic()
-    with counting(console) as bar:
+    with Counting(Console(stderr=True)) as bar:
         task = bar.add_task(what, total=None)
-
-        def progress(done: int, of: int) -> None:
-            nonlocal told_s
-            bar.update(task, completed=done, total=of)
-            now_s = time.monotonic()
-            if not console.is_terminal and now_s - told_s >= LINE_EVERY_S:
-                told_s = now_s
-                minutes = (now_s - began_s) / 60
-                typer.echo(f"{what}: {done} of {of} in {minutes:.0f} minutes", err=True)
-
-        yield progress
+        yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def tables(report: Report, metrics: Sequence[str] = ()) -> list[Table]:

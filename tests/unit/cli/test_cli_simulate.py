@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cato.cli import app, simulation
+from cato.cli import app, bars
+from cato.cli.measuring import shown
 from cato.cli.simulation import tables
 from cato.core.commands import Dispatch
 from cato.core.errors import UnknownNameError
@@ -153,10 +154,23 @@ def test_a_scenario_prints_every_class_and_the_difference(tmp_path: Path) -> Non
 def test_progress_is_told_in_lines_where_there_is_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulation, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(bars, "LINE_EVERY_S", 0.0)
     result = cato("simulate", "--scenario", a_scenario(tmp_path))
-    done = re.findall(r"^tiny: (\d+) of (\d+) in 0 minutes$", result.stderr, re.MULTILINE)
+    done = re.findall(r"^tiny: (\d+) of (\d+), after 0 minutes$", result.stderr, re.MULTILINE)
     assert done[-1][0] == done[-1][1] > "1"
+
+
+def test_a_live_experiment_tells_its_step_in_lines_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bars, "LINE_EVERY_S", 0.0)
+    with shown() as (progress, say):
+        say("starting Ray")
+        progress.begin("rq1, seed 100: foresight", 2)
+        progress.step()
+    lines = capsys.readouterr().err.splitlines()
+    assert "starting Ray, after 0 minutes" in lines
+    assert "rq1, seed 100: foresight: 1 of 2, after 0 minutes" in lines
 
 
 def test_problems_of_a_scenario_are_printed_not_raised(tmp_path: Path) -> None:

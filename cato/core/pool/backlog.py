@@ -26,11 +26,14 @@ _BY_REMAINING: Callable[[Work], float] = attrgetter("remaining_s")
 def load_of(invocation: Invocation, profile: Profile, places: int, cached_tokens: int = 0) -> float:
     """Replica-seconds of a call when all `places` batch slots are busy.
 
-    Prompts are processed one after another; decode steps are shared by the batch.
+    Prompts are processed one after another. Decode steps are shared by the batch, and so is the
+    fixed time of a step with a prompt in it.
     """
     prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
     step_s = profile.decode_step_s(places, prompt + tokens / 2)
-    return profile.prefill_s(prompt, 1, cached_tokens) + (tokens - 1) * step_s / places
+    prompt_s = profile.prefill_s(prompt, 1, cached_tokens)
+    prompt_s -= min(prompt_s, profile.prefill_base_s * (1 - 1 / places))
+    return prompt_s + (tokens - 1) * step_s / places
 
 
 def work_alone(
@@ -80,7 +83,8 @@ class Backlog:
         self.prompt_tokens += waiting.prompt_tokens
         if invocation.deadline_s < inf and self._accepting:
             latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
-            self.pressure.join(invocation.id, latest_s, waiting.load_s)
+            now_s = self._replicas.clock.now_s
+            self.pressure.join(invocation.id, latest_s, waiting.load_s, now_s)
         if self.policies.by_turns and not waiting.has_turn:
             self.parked.add(waiting)
         else:
@@ -139,6 +143,15 @@ class Backlog:
                 other.queue.forget_ranks()
         return is_new_mix
 
+    def ended(self, invocation: Invocation, replica: Replica) -> None:
+        """A call has ended on `replica`, where its work was `expected_tokens` long."""
+        now_s = self._replicas.clock.now_s
+        if not self.waiting:
+            self.pressure.rests()
+            return
+        load_s = load_of(invocation, replica.profile, max(1, replica.max_running))
+        self.pressure.ended(load_s, now_s, max(1, len(self._accepting)))
+
     def change_policies(self, policies: Policies) -> None:
         """Queue all calls again as `policies` say."""
         had_turns, self.policies = self.policies.by_turns, policies
@@ -169,7 +182,7 @@ class Backlog:
         pressure = self.pressure
         if self.waiting:
             pressure.pass_to(now_s)
-            ahead_s = pressure.waiting_s / max(1, len(self._accepting))
+            ahead_s = pressure.ahead_s(now_s, max(1, len(self._accepting)))
             remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
             missed, load_s = pressure.missed, waiting.load_s
             work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s)

@@ -10,6 +10,7 @@ from cato.core.pool.pace import MOST_PROMPTS
 from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import BY_ID, Replicas
 from cato.core.pool.window import learnt_dispatch_s
+from cato.core.record import changed
 from cato.core.snapshot import Invocation, Running
 
 # If a replica still does not report a lease this long after its dispatch, the lease never reached
@@ -96,6 +97,11 @@ class Leases:
         if event.outcome == "done" and self._backlog.policies.corrects and replica is not None:
             running, tokens = lease.running, event.output_tokens
             self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
+        if replica is not None:
+            done = invocation
+            if event.outcome != "done":
+                done = changed(invocation, expected_tokens=max(1, event.output_tokens))
+            self._backlog.ended(done, replica)
         if event.prompt_tokens is not None and invocation.session:
             nodes = len(invocation.prefix)
             replicas.homes.count(invocation.session, nodes, event.prompt_tokens)

@@ -14,6 +14,11 @@ from cato.core.ids import InvocationId
 
 # Time constant of the averages.
 MEMORY_S = 10.0
+# Arrivals are averaged over `RECENT_S`, and are expected to go on like this for `TREND_S`.
+RECENT_S, TREND_S = 0.1, 0.25
+# Work done is averaged over so many replica-seconds, from `FIRST_PACE_S` of them on.
+PACE_MEMORY_S, FIRST_PACE_S = 10.0, 0.5
+LEAST_PACE, MOST_PACE = 0.5, 4.0
 
 
 @dataclass(slots=True)
@@ -21,17 +26,27 @@ class Pressure:
     """Loads in replica-seconds.
 
     A call counts from joining the queue until it starts, leaves, or can no longer be in time.
+    `pace`: work that a replica does per second while calls are queued. If it is not 1, estimates
+    are wrong, and what is queued takes less time or more.
     """
 
     waiting_s: float = 0.0
     _begun_s: float = 0.0
     _missed_s: float = 0.0
     _seen_at_s: float = 0.0
+    pace: float = 1.0
+    _done_s: float = 0.0
+    _spent_s: float = 0.0
+    _ended_at_s: float | None = None
+    _arriving: float = 0.0
+    _arrived_at_s: float = 0.0
     _loads_s: dict[InvocationId, tuple[float, float]] = field(default_factory=dict)
     _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
 
-    def join(self, id: InvocationId, latest_s: float, load_s: float) -> None:
+    def join(self, id: InvocationId, latest_s: float, load_s: float, now_s: float) -> None:
         """A call joined that must start by `latest_s`."""
+        self._arriving = self._arriving_at(now_s) + load_s / RECENT_S
+        self._arrived_at_s = now_s
         self._loads_s[id] = latest_s, load_s
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
@@ -60,6 +75,29 @@ class Pressure:
                 self._see(now_s)
                 self._missed_s += known[1]
 
+    def ended(self, load_s: float, now_s: float, replicas: int) -> None:
+        """A call of this load ended while others were queued."""
+        if self._ended_at_s is not None:
+            spent_s = (now_s - self._ended_at_s) * replicas
+            kept = exp(-spent_s / PACE_MEMORY_S)
+            self._spent_s = self._spent_s * kept + spent_s
+            self._done_s = self._done_s * kept + load_s
+            if self._spent_s > FIRST_PACE_S:
+                self.pace = min(MOST_PACE, max(LEAST_PACE, self._done_s / self._spent_s))
+        self._ended_at_s = now_s
+
+    def rests(self) -> None:
+        """Nothing is queued: the time until a call ends while others are queued does not count."""
+        self._ended_at_s = None
+
+    def ahead_s(self, now_s: float, replicas: int) -> float:
+        """Seconds until `replicas` have started all queued calls that can be in time.
+
+        If more work arrives than they can do, what will be queued soon counts as well.
+        """
+        done = replicas * self.pace
+        return self.waiting_s / done + TREND_S * max(0.0, self._arriving_at(now_s) / done - 1.0)
+
     def in_time(self, now_s: float, replicas: int) -> float:
         """Recent share of the time of `replicas` that was used by work started in time."""
         if not self._begun_s:
@@ -73,6 +111,10 @@ class Pressure:
         if not self._missed_s:
             return 0.0
         return self._missed_s / (self._missed_s + self._begun_s)
+
+    def _arriving_at(self, now_s: float) -> float:
+        """Recent replica-seconds of work per second that joined the queue."""
+        return self._arriving * exp((self._arrived_at_s - now_s) / RECENT_S)
 
     def _see(self, now_s: float) -> None:
         if now_s > self._seen_at_s:

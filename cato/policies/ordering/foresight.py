@@ -31,10 +31,11 @@ class ForesightOrdering:
 
     Calls that are not urgent go by slack: where all can be met, that order meets them. If more than
     `overload` of the work was missed lately, slack below `urgency` times the own work is urgent.
-    That is nearly everything, so the shortest goes first. Without an SLO: after all calls that can
-    be met. Hopeless: late with a chance above 1 - `unlikely` even if started now, alone. Hopeless
-    calls go last, shortest first. Turns of sessions, which no other replica can take over, gain
-    priority as they wait.
+    That is nearly everything, so the shortest goes first. If the queued work takes less than
+    `brief` of the slack, it is `calm` times the own work: what can wait, waits. Without an SLO:
+    after all calls that can be met. Hopeless: late with a chance above 1 - `unlikely` even if
+    started now, alone. Hopeless calls go last, shortest first. Turns of sessions, which no other
+    replica can take over, gain priority as they wait.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.
@@ -44,6 +45,8 @@ class ForesightOrdering:
     of_queue: float = 0.7
     overload: float = 0.05
     urgency: float = 40.0
+    calm: float = 5.0
+    brief: float = 0.3
     deep: float = 0.1
     finer: int = 4
     flood: float = 5.0
@@ -66,7 +69,8 @@ class ForesightOrdering:
         work_s = own_s + invocation.downstream_s
         margin, ahead_s = self.margin, self.of_queue * work.ahead_s
         if work.missed > self.overload:
-            margin, ahead_s = self.urgency, 0.0
+            margin = self.calm if work.ahead_s <= self.brief * slack_s else self.urgency
+            ahead_s = 0.0
         relaxed_s = deadline_s - (1 + margin) * work.remaining_s - ahead_s - now_s
         if relaxed_s > 0:
             until_s = now_s + max(REVIEW * relaxed_s, LEAST_REVIEW_S)

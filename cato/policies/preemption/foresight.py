@@ -32,13 +32,17 @@ class ForesightPreemption:
     until the next slot frees, meets more SLOs, by at least `least_exchange`. In a queue longer than
     `longest_queue` the preempted call would not come back in time. Streams that have begun, and
     calls without an SLO, may wait for as long as the whole queue needs slots, if the streams still
-    keep their pace. Tokens are kept; the context is processed again.
+    keep their pace. A pace that is an SLO must not be put at risk (`most_loss`), because calls that
+    arrive later delay the stream further. Tokens are kept; the context is processed again, and
+    for such a stream that takes at most `again` of its share of the work to come.
     """
 
     least_gain: float = 0.1
     least_exchange: float = 0.2
     # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
+    most_loss: float = 0.02
+    again: float = 0.4
 
     def preempt(
         self,
@@ -112,23 +116,28 @@ class ForesightPreemption:
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
         tokens to come first. The last value is its place in the outlook."""
-        running = outlook.prospects
+        running, batch = outlook.prospects, len(outlook.prospects)
         again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
         back_s = now_s + place_s + again_s
         late_s = back_s + queued * place_s
         may_exchange = queued <= self.longest_queue
         soon = chances(profile, back_s, running) if may_exchange else []
         late = chances(profile, late_s, running)
-        step_s = profile.decode_step_s(len(running))
+        step_s = profile.decode_step_s(batch)
         found = []
         for i, (p, chance) in enumerate(zip(running, outlook.chances, strict=True)):
             if not p.invocation.resumable or p.invocation.session:
                 continue
             if p.invocation.until_first_token or p.invocation.deadline_s == inf:
-                if _keeps_pace(p, late_s + p.left_tokens * step_s):
-                    found.append((chance - late[i], -p.left_tokens, i))
+                loss, left_s = chance - late[i], p.left_tokens * step_s
+                if p.due_s < inf:
+                    own_again_s = profile.prefill_s(int(p.context_tokens))
+                    if loss > self.most_loss or own_again_s > self.again * left_s / batch:
+                        continue
+                if _keeps_pace(p, late_s + left_s):
+                    found.append((loss, -p.left_tokens, i))
             elif may_exchange:
-                found.append(((chance - soon[i]) * _share(p, profile, len(running)), 0.0, i))
+                found.append(((chance - soon[i]) * _share(p, profile, batch), 0.0, i))
         return found
 
 

@@ -13,7 +13,7 @@ from cato.policies.outlook import joining, net_cost, saved_s
 PROJECTED_OF_A_SPEED = 2
 # A slower accelerator takes a call that has at least this many times the time it needs there:
 # predictions do not include calls that join later.
-COMFORT = 2.0
+COMFORT = 3.0
 
 
 def has_several_speeds(replicas: Sequence[ReplicaView]) -> bool:

@@ -24,8 +24,9 @@ class ForesightRouting:
     """The replica where the call is predicted to save most SLOs, net of its cost to others.
 
     With late binding all candidates have room. Looks at `looked_at` of them, evenly spaced from the
-    invocation's draw on, and projects the running sets of the `projected` least loaded of those
-    (see `cato.policies.outlook`): more would cost time and change little. The replica with most of
+    invocation's draw on, and projects the running sets of the `projected` ones with the fewest
+    calls (see `cato.policies.outlook`): more would cost time and change little. Of equals the one
+    that will have computed the prompt first takes it. The replica with most of
     the prompt in its prefix cache is always among them. An idle replica is taken at once, the
     fastest first; one whose prompt window is full comes last. Calls that no SLO depends on leave
     the last slots of a small pool to others (`leaves_room`). Where accelerators differ in speed,
@@ -58,7 +59,7 @@ class ForesightRouting:
         elif has_several_speeds(replicas):
             return route_across(invocation, replicas, self.price, pool.now_s)
 
-        loads = sorted((r.prefilling, r.held, i) for i, r in enumerate(replicas))
+        loads = sorted((r.held, r.prefilling, i) for i, r in enumerate(replicas))
         least = [replicas[i] for _, _, i in loads[: self.projected]]
         if invocation.prefix:
             warmest = max(replicas, key=lambda r: r.cached_tokens(invocation))
@@ -70,8 +71,8 @@ class ForesightRouting:
             return Route(fastest.id, _idle(len(replicas)))
 
         best, least_cost = ReplicaId(""), inf
-        for _, _, id, replica in sorted(
-            (r.prefilling > 0, _own_s(invocation, r, r.batch), r.id, r) for r in least
+        for _, _, _, id, replica in sorted(
+            (r.prefilling > 0, _first_token_s(invocation, r), r.held, r.id, r) for r in least
         ):
             cost: float = inf
             if takes_prompt(replica, invocation):
@@ -86,6 +87,11 @@ class ForesightRouting:
 
 def _idle(n: int) -> str:
     return f"the fastest idle one of {n} with room"
+
+
+def _first_token_s(invocation: Invocation, replica: ReplicaView) -> float:
+    """After the prompts ahead; of a call judged by its last token, the time to that one."""
+    return replica.prompts_ahead_s + _own_s(invocation, replica, replica.batch)
 
 
 def _own_s(invocation: Invocation, replica: ReplicaView, batch: int) -> float:

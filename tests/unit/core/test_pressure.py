@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
-from cato.core.pool.pressure import MEMORY_S, Pressure
+from cato.core.pool.pressure import (
+    LEAST_PACE,
+    MEMORY_S,
+    MOST_PACE,
+    RECENT_S,
+    TREND_S,
+    Pressure,
+)
 
 CALLS = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.01, 5.0)), max_size=30)
 
@@ -18,7 +25,7 @@ def test_what_waits_and_can_be_met_counts(
 ) -> None:
     pressure = Pressure()
     for i, (latest_s, load_s) in enumerate(calls):
-        pressure.join(InvocationId(f"{i}"), latest_s, load_s)
+        pressure.join(InvocationId(f"{i}"), latest_s, load_s, 0.0)
     for i in gone:
         assert pressure.leave(InvocationId(f"{i}")) == (i < len(calls))
     pressure.pass_to(now_s)
@@ -30,9 +37,9 @@ def test_what_waits_and_can_be_met_counts(
 
 def test_a_call_that_joins_again_counts_by_its_new_time() -> None:
     pressure, id = Pressure(), InvocationId("i")
-    pressure.join(id, 1.0, 2.0)
+    pressure.join(id, 1.0, 2.0, 0.0)
     pressure.leave(id)
-    pressure.join(id, 5.0, 2.0)
+    pressure.join(id, 5.0, 2.0, 0.0)
     pressure.pass_to(3.0)
     assert pressure.waiting_s == 2.0
     assert pressure.missed == 0.0
@@ -40,7 +47,7 @@ def test_a_call_that_joins_again_counts_by_its_new_time() -> None:
 
 def test_what_was_missed_is_forgotten_as_others_begin() -> None:
     pressure = Pressure()
-    pressure.join(InvocationId("i"), 1.0, 1.0)
+    pressure.join(InvocationId("i"), 1.0, 1.0, 0.0)
     pressure.begins(3.0, 0.0)
     pressure.pass_to(1.5)
     assert 0.2 < pressure.missed < 0.3
@@ -54,3 +61,50 @@ def test_work_in_time_is_a_share_of_the_time_of_all_replicas() -> None:
     pressure.begins(2.0, 0.0)
     assert pressure.in_time(0.0, 4) == pytest.approx(2.0 / (4 * MEMORY_S))
     assert pressure.in_time(20 * MEMORY_S, 4) < 1e-6
+
+
+def test_a_queue_is_as_long_as_its_work_by_the_pace_of_the_replicas() -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("i"), 1e9, 6.0, 0.0)
+    long_after_s = 100 * RECENT_S
+    assert pressure.ahead_s(long_after_s, 2) == pytest.approx(3.0)
+    for i in range(200):  # two replicas end calls that were believed to be twice as long
+        pressure.ended(0.4, 0.1 * i, 2)
+    assert pressure.pace == pytest.approx(2.0, rel=0.05)
+    assert pressure.ahead_s(0.1 * 200, 2) == pytest.approx(1.5, rel=0.05)
+
+
+def test_time_without_a_queue_does_not_count_for_the_pace() -> None:
+    pressure = Pressure()
+    for i in range(20):
+        pressure.ended(0.1, 0.1 * i, 1)
+    assert pressure.pace == pytest.approx(1.0, rel=0.1)
+    pressure.rests()
+    pressure.ended(0.1, 1000.0, 1)
+    pressure.ended(0.1, 1000.1, 1)
+    assert pressure.pace == pytest.approx(1.0, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 50.0)), max_size=40))
+def test_the_pace_keeps_its_bounds(ends: list[tuple[float, float]]) -> None:
+    pressure, now_s = Pressure(), 0.0
+    for after_s, load_s in ends:
+        now_s += after_s
+        pressure.ended(load_s, now_s, 3)
+        assert LEAST_PACE <= pressure.pace <= MOST_PACE
+
+
+def test_more_work_than_the_replicas_can_do_lengthens_the_queue_ahead() -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("i"), 1e9, 0.5, 0.0)
+    rate = 0.5 / RECENT_S
+    assert pressure.ahead_s(0.0, 1) == pytest.approx(0.5 + TREND_S * (rate - 1.0))
+    assert pressure.ahead_s(0.0, 100) == pytest.approx(0.005)
+    assert pressure.ahead_s(100 * RECENT_S, 1) == pytest.approx(0.5)
+
+
+def test_the_pace_is_soon_that_of_the_last_calls() -> None:
+    pressure = Pressure()
+    for i in range(400):
+        pressure.ended(0.3 if i < 200 else 0.1, 0.1 * i, 1)
+    assert pressure.pace == pytest.approx(1.0, rel=0.3)

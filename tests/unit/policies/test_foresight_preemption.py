@@ -143,6 +143,23 @@ def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
     assert gives_way(a_full_replica(STREAM, tokens=20), *waiting, place_s=1.0) == []
 
 
+@pytest.mark.parametrize(
+    ("tpot_s", "batch", "is_paused"),
+    [
+        pytest.param(inf, 4, True, id="no pace to keep"),
+        pytest.param(0.04, 1, True, id="little to compute again"),
+        pytest.param(0.04, 4, False, id="its context costs the batch half as much as its rest"),
+        pytest.param(0.03, 1, False, id="a small risk"),
+    ],
+)
+def test_a_pace_that_is_an_slo_is_not_put_at_risk(
+    tpot_s: float, batch: int, *, is_paused: bool
+) -> None:
+    runs = [replace(STREAM, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
+    replica = a_full_replica(*runs, tokens=20)
+    assert bool(gives_way(replica, replace(STREAM, deadline_s=1.3))) == is_paused
+
+
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:
     lost = an_exchangeable("lost", due_s=1.5)
     assert gives_way(a_full_replica(lost), URGENT) == ["lost"]

@@ -266,7 +266,12 @@ def test_a_rank_of_what_can_be_met_ends_when_it_becomes_hopeless() -> None:
 
 @pytest.mark.parametrize(
     ("ahead_s", "missed", "first"),
-    [(1.0, 0.0, "by deadline"), (14.0, 0.0, "shortest"), (1.0, 0.2, "shortest")],
+    [
+        pytest.param(1.0, 0.0, "by deadline", id="all can be met"),
+        pytest.param(14.0, 0.0, "shortest", id="a long queue"),
+        pytest.param(4.0, 0.2, "shortest", id="much was missed"),
+        pytest.param(1.0, 0.2, "by deadline", id="much was missed, but little is queued"),
+    ],
 )
 def test_foresight_goes_by_deadline_while_all_can_be_met(
     ahead_s: float, missed: float, first: str

@@ -143,13 +143,14 @@ class Backlog:
                 other.queue.forget_ranks()
         return is_new_mix
 
-    def ended(self, invocation: Invocation, replica: Replica) -> None:
+    def ended(self, invocation: Invocation, replica: Replica, cached_tokens: int) -> None:
         """A call has ended on `replica`, where its work was `expected_tokens` long."""
         now_s = self._replicas.clock.now_s
         if not self.waiting:
             self.pressure.rests()
             return
-        load_s = load_of(invocation, replica.profile, max(1, replica.max_running))
+        places = max(1, replica.max_running)
+        load_s = load_of(invocation, replica.profile, places, cached_tokens)
         self.pressure.ended(load_s, now_s, max(1, len(self._accepting)))
 
     def change_policies(self, policies: Policies) -> None:

@@ -101,7 +101,9 @@ class Leases:
             done = invocation
             if event.outcome != "done":
                 done = changed(invocation, expected_tokens=max(1, event.output_tokens))
-            self._backlog.ended(done, replica)
+            # As it was counted when it joined the queue.
+            cached = invocation.prompt_tokens - lease.uncached_tokens if invocation.session else 0
+            self._backlog.ended(done, replica, max(0, cached))
         if event.prompt_tokens is not None and invocation.session:
             nodes = len(invocation.prefix)
             replicas.homes.count(invocation.session, nodes, event.prompt_tokens)

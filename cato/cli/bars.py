@@ -26,9 +26,14 @@ class Counting(Progress):
     stderr, at most once a minute."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}", markup=False), BarColumn())
-        every = (*columns, MofNCompleteColumn(), TimeElapsedColumn())
-        super().__init__(*every, console=console, transient=True)
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
         self._began_s = self._told_s = time.monotonic()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:

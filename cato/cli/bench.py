@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from cato.cli.bars import Counting
@@ -141,8 +140,7 @@ def core(
     from cato.cli.profile import machine
     from cato.lab.bench import core as bench
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Counting(Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
 
         def progress(done: int, total: int, what: str) -> None:

@@ -14,22 +14,23 @@ from cato.core.policies import Policies, Work
 from cato.core.pool.patience import Order
 from cato.core.pool.pressure import Pressure
 from cato.core.pool.queue import Parked, Waiting
-from cato.core.pool.replica import Replica
+from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import Replicas
 from cato.core.pool.tenant_queues import TenantQueues
 from cato.core.profile import Profile
+from cato.core.record import changed
 from cato.core.snapshot import Invocation
 
 _BY_REMAINING: Callable[[Work], float] = attrgetter("remaining_s")
 
 
 def load_of(invocation: Invocation, profile: Profile, places: int, cached_tokens: int = 0) -> float:
-    """Replica-seconds of a call when all `places` batch slots are busy.
+    """Replica-seconds of a call when all `places` batch slots (at least one) are busy.
 
     Prompts are processed one after another. Decode steps are shared by the batch, and so is the
     fixed time of a step with a prompt in it.
     """
-    prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
+    prompt, tokens, places = invocation.prompt_tokens, invocation.expected_tokens, max(1, places)
     step_s = profile.decode_step_s(places, prompt + tokens / 2)
     prompt_s = profile.prefill_s(prompt, 1, cached_tokens)
     prompt_s -= min(prompt_s, profile.prefill_base_s * (1 - 1 / places))
@@ -75,7 +76,7 @@ class Backlog:
         if self._accepting:
             first = self._accepting[0]
             cached = self._replicas.most_cached(invocation) if invocation.session else 0
-            waiting.load_s = load_of(invocation, first.profile, max(1, first.max_running), cached)
+            waiting.load_s = load_of(invocation, first.profile, first.max_running, cached)
             self.load_s += waiting.load_s
             if not self._replicas.open:
                 waiting.predicted_s = self.load_s / len(self._accepting)
@@ -143,14 +144,18 @@ class Backlog:
                 other.queue.forget_ranks()
         return is_new_mix
 
-    def ended(self, invocation: Invocation, replica: Replica, cached_tokens: int) -> None:
-        """A call has ended on `replica`, where its work was `expected_tokens` long."""
+    def ended(self, lease: Lease, replica: Replica, cut_at_tokens: int | None) -> None:
+        """A call has ended on `replica`, as expected or cut short."""
         now_s = self._replicas.clock.now_s
         if not self.waiting:
             self.pressure.rests()
             return
-        places = max(1, replica.max_running)
-        load_s = load_of(invocation, replica.profile, places, cached_tokens)
+        invocation, cached = lease.running.invocation, 0
+        if invocation.session:  # as it was counted when it joined the queue
+            cached = max(0, invocation.prompt_tokens - lease.uncached_tokens)
+        if cut_at_tokens is not None:
+            invocation = changed(invocation, expected_tokens=max(1, cut_at_tokens))
+        load_s = load_of(invocation, replica.profile, replica.max_running, cached)
         self.pressure.ended(load_s, now_s, max(1, len(self._accepting)))
 
     def change_policies(self, policies: Policies) -> None:

@@ -10,7 +10,6 @@ from cato.core.pool.pace import MOST_PROMPTS
 from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import BY_ID, Replicas
 from cato.core.pool.window import learnt_dispatch_s
-from cato.core.record import changed
 from cato.core.snapshot import Invocation, Running
 
 # If a replica still does not report a lease this long after its dispatch, the lease never reached
@@ -98,12 +97,8 @@ class Leases:
             running, tokens = lease.running, event.output_tokens
             self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
         if replica is not None:
-            done = invocation
-            if event.outcome != "done":
-                done = changed(invocation, expected_tokens=max(1, event.output_tokens))
-            # As it was counted when it joined the queue.
-            cached = invocation.prompt_tokens - lease.uncached_tokens if invocation.session else 0
-            self._backlog.ended(done, replica, max(0, cached))
+            is_whole = event.outcome == "done"
+            self._backlog.ended(lease, replica, None if is_whole else event.output_tokens)
         if event.prompt_tokens is not None and invocation.session:
             nodes = len(invocation.prefix)
             replicas.homes.count(invocation.session, nodes, event.prompt_tokens)

@@ -130,10 +130,11 @@ class ForesightPreemption:
                 continue
             if p.invocation.until_first_token or p.invocation.deadline_s == inf:
                 loss, left_s = chance - late[i], p.left_tokens * step_s
-                if p.due_s < inf:
-                    own_again_s = profile.prefill_s(int(p.context_tokens))
-                    if loss > self.most_loss or own_again_s > self.again * left_s / batch:
-                        continue
+                if p.due_s < inf and (
+                    loss > self.most_loss
+                    or profile.prefill_s(int(p.context_tokens)) > self.again * left_s / batch
+                ):
+                    continue
                 if _keeps_pace(p, late_s + left_s):
                     found.append((loss, -p.left_tokens, i))
             elif may_exchange:

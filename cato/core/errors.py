@@ -191,6 +191,16 @@ class StartingError(CatoError):
         return self.problem
 
 
+# Every agent tried honours Retry-After in this range. At 300 s Claude Code gives up, and Qwen Code
+# and Continue retry after half a second.
+MIN_RETRY_S, MAX_RETRY_S = 3.0, 40.0
+
+
+def retry_s(seconds: float) -> float:
+    """The expected time, clamped to the range in which clients honour it."""
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, seconds))
+
+
 class CapacityError(CatoError):
     """No replica of a pool can take the invocation; try again after `retry_after_s`."""
 

@@ -55,7 +55,8 @@ TASK = Form(lambda seen: b"event: text\n" in seen, b"event: done\n")
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One streamed answer. `sent_s`, `first_s` (first text; nan: none came) and `ended_s` are
-    `time.perf_counter`s; `problem`: why it is incomplete.
+    `time.perf_counter`s; `problem`: why it is incomplete; `retry_after_s`: of a refusal, when to
+    ask again.
     """
 
     sent_s: float
@@ -64,6 +65,7 @@ class Answer:
     content: bytes = b""
     problem: str = ""
     request_id: str = ""
+    retry_after_s: float = 0.0
 
 
 class HttpClient:
@@ -116,7 +118,8 @@ class HttpClient:
             end = content[-_PROBLEM_CHARS:].decode(errors="replace")
             problem = f"{response.status}, incomplete answer; its end: {end}"
         id = response.headers.get("x-request-id", "")
-        return Answer(sent_s, first_s, ended_s, bytes(content), problem, id)
+        again_s = float(response.headers.get("Retry-After", "0"))
+        return Answer(sent_s, first_s, ended_s, bytes(content), problem, id, again_s)
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any] | None, None]:

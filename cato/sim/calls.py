@@ -123,8 +123,8 @@ class TaskRun(ABC):
         """The call has ended and its pool has been told."""
 
     @abstractmethod
-    def refused(self, call: Call) -> None:
-        """The pool refused the call."""
+    def refused(self, call: Call, retry_after_s: float) -> None:
+        """The pool refused the call; its client may ask again after that time."""
 
 
 class CallsRun(TaskRun):
@@ -193,9 +193,9 @@ class CallsRun(TaskRun):
                 if self._missing[index] == 0:
                     self._start(index)
 
-    def refused(self, call: Call) -> None:
+    def refused(self, call: Call, retry_after_s: float) -> None:
         del self._open[call.id]
-        self.outcome.refused = True
+        self.outcome.refused, self.outcome.retry_after_s = True, retry_after_s
         self.outcome.lost_tokens = call.generated
         self._withdraw("its task failed")
         self.fleet.end(self)

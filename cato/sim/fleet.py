@@ -105,11 +105,11 @@ class Fleet:
         call.attempt += 1
         call.pool.handle(InvocationOffered(self.kernel.now_s, call.continued()))
 
-    def refused(self, id: InvocationId) -> None:
+    def refused(self, id: InvocationId, retry_after_s: float = 0.0) -> None:
         """No-op when the call has ended, or its task failed, before the router learned of it."""
         call = self.calls.pop(id, None)
         if call is not None:
-            call.run.refused(call)
+            call.run.refused(call, retry_after_s)
 
     def end(self, run: TaskRun) -> None:
         """The task has ended, failed, or lost its client."""

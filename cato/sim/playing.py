@@ -21,8 +21,10 @@ AGENT = TaskName("agent")
 
 # A turn is in time when its first token comes within the larger of these and its answer keeps pace.
 LEAST_TTFT_S, TTFT_FACTOR, TPOT_S = 2.0, 2.0, 0.04
-# Claude Code disconnects and retries when it has no first token by then.
+# Claude Code disconnects when it has no first token by then.
 PATIENCE_S = 300.0
+# Then, or when it is refused, it asks again, so many times before it fails.
+RETRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class TurnRules:
             calls_tool=playing.calls_tool(index),
         )
         task = SimTask(
-            f"s{playing.number}-{index}",
+            playing.turn_id(index),
             AGENT,
             now_s,
             SloMetric.TTFT,
@@ -117,6 +119,9 @@ class Playing:
         if index == 0 or (turn.after and max(turn.after) < self._first):
             return 0.0
         return min(scale * MAX_GAP_S, turn.gap_s)
+
+    def turn_id(self, index: int) -> str:
+        return f"s{self.number}-{index}"
 
     def end(self, index: int) -> list[int]:
         """A turn has its answer: returns the turns that now wait only for their gaps."""

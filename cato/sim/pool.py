@@ -256,7 +256,7 @@ class SimPool:
                 if command.superseded:
                     self._fleet.refused(command.invocation_id)
             case Refuse():
-                self._fleet.refused(command.invocation_id)
+                self._fleet.refused(command.invocation_id, command.retry_after_s)
             case _:
                 assert_never(command)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import inf, nan
 
 import numpy as np
 
-from cato.core.errors import InputError
+from cato.core.errors import InputError, retry_s
 from cato.core.length import LengthBelief
 from cato.core.session_slo import SessionBook, turn_times_s
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.playing import AGENT, TPOT_S, Playing, TurnRules
+from cato.sim.playing import AGENT, RETRIES, TPOT_S, Playing, TurnRules
 from cato.sim.session_plans import BETWEEN_SESSIONS_S, FIRST_ARRIVALS_S, PlannedSession, UserPlan
 from cato.sim.session_traces import RecordedSession, Turn
 from cato.sim.tasks import Outcome, SimTask
@@ -30,16 +30,25 @@ class PlayedSession:
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """A turn and its outcome. `unloaded_s`: its answer alone, with its session's blocks cached."""
+    """A turn and the outcome of its first request.
+
+    `unloaded_s`: its answer alone, with its session's blocks cached. `took_s`: until its answer,
+    over all its requests (nan: it has none).
+    """
 
     outcome: Outcome
     gap_s: float
     unloaded_s: float
     reused_tokens: int
+    took_s: float = nan
 
 
 class Users:
-    """Users who play the sessions of a seeded shuffle one after another on a pool."""
+    """Users who play the sessions of a seeded shuffle one after another on a pool.
+
+    A client whose request is refused, or that leaves without a first token, asks again: a turn
+    counts once, as its first request went, and its user goes on when it has its answer.
+    """
 
     def __init__(
         self,
@@ -72,7 +81,8 @@ class Users:
         self._rng = np.random.default_rng([seed, users])
         self._upcoming: list[RecordedSession] = []
         self._begun = 0
-        self._playing: dict[str, tuple[Playing, int]] = {}
+        # By request: its turn, and how often it was asked before.
+        self._playing: dict[str, tuple[Playing, int, int]] = {}
         self.played: dict[str, PlayedTurn] = {}
         self.alongside: list[Outcome] = []
         self.sessions: list[PlayedSession] = []
@@ -118,7 +128,7 @@ class Users:
         gap_s = playing.gap_s(index, self._rules.scale)
         self.fleet.kernel.at(self.fleet.kernel.now_s + gap_s, self._begin, playing, index, gap_s)
 
-    def _begin(self, playing: Playing, index: int, gap_s: float) -> None:
+    def _begin(self, playing: Playing, index: int, gap_s: float, tried: int = 0) -> None:
         turn = playing.recorded.turns[index]
         draw = float(self._rng.random())
         task, alone_s, reused = self._rules.task(playing, index, self.fleet.kernel.now_s, draw)
@@ -126,10 +136,13 @@ class Users:
             task = self._within_session(task, playing, turn, reused)
         if self._change is not None:
             task = self._change(task)
-        self._playing[task.id] = playing, index
+        if tried:
+            task = replace(task, id=f"{task.id}-again-{tried}")
+        self._playing[task.id] = playing, index, tried
         # Registered before it begins: a refusal comes at once.
         outcome = self.fleet.begin(task)
-        self.played[task.id] = PlayedTurn(outcome, gap_s, alone_s, reused)
+        if not tried:
+            self.played[task.id] = PlayedTurn(outcome, gap_s, alone_s, reused)
 
     def _within_session(self, task: SimTask, playing: Playing, turn: Turn, reused: int) -> SimTask:
         """The task with its part of the session's time as target, as a live ingress computes it."""
@@ -153,7 +166,15 @@ class Users:
             return  # an `alongside` task
         now_s = self.fleet.kernel.now_s
         self._book.ended(outcome.task.session, now_s, is_answered=outcome.is_finished)
-        playing, index = self._playing.pop(outcome.task.id)
+        playing, index, tried = self._playing.pop(outcome.task.id)
+        if not outcome.is_finished and tried < RETRIES:
+            again_s = now_s + (retry_s(outcome.retry_after_s) if outcome.refused else 0.0)
+            self.fleet.kernel.at(again_s, self._begin, playing, index, 0.0, tried + 1)
+            return
+        if outcome.is_finished:
+            first = self.played[playing.turn_id(index)]
+            took_s = now_s - first.outcome.task.arrived_at_s
+            self.played[first.outcome.task.id] = replace(first, took_s=took_s)
         for follower in playing.end(index):
             self._schedule(playing, follower)
         if playing.left == 0:

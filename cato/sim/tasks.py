@@ -107,6 +107,7 @@ class Outcome:
     """Outcome of a task; times are absolute, nan for events that never happened.
 
     `sent`: times and token counts of the streamed answer, as far as its replica reported them.
+    `retry_after_s`: of a refusal, when the client may ask again.
     `lost_tokens`: tokens generated in vain before the task was superseded or failed.
     """
 
@@ -115,6 +116,7 @@ class Outcome:
     ended_at_s: float = nan
     queue_s: float = 0.0
     refused: bool = False
+    retry_after_s: float = 0.0
     lost_tokens: int = 0
     # Tokens of all its prompts found in prefix caches.
     cached_tokens: int = 0

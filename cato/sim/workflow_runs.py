@@ -283,7 +283,7 @@ class WorkflowRun(TaskRun):
         result = {"text": TEXT, "tokens": call.tokens, "finish_reason": facts.finish_reason}
         self._done(call.execution, result, facts)
 
-    def refused(self, call: Call) -> None:
+    def refused(self, call: Call, retry_after_s: float) -> None:
         assert isinstance(call, NodeCall), f"{call.id} is not a workflow's call"
         self.outcome.lost_tokens += max(call.tokens, call.generated)
         # The pool is executing its commands: tell the run afterwards.

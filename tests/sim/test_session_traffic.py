@@ -19,6 +19,7 @@ from cato.lab.study import as_experiment
 from cato.policies import schedulers
 from cato.sim.experiment import Options, silent
 from cato.sim.fleet import PoolSetup
+from cato.sim.playing import PATIENCE_S
 from cato.sim.report import Sample
 from cato.sim.session_traces import MAX_GAP_S, read_sessions
 from cato.sim.sessions import PlayedTurn, Users
@@ -118,6 +119,19 @@ def test_a_session_ends_before_its_first_turn_above_the_window(tmp_path: Path) -
     assert [p.outcome.task.nodes[0].prompt_tokens for p in turns[:2]] == [20_000, 21_000]
     with pytest.raises(InputError, match="within 10000 tokens"):
         played(a_trace(tmp_path, LONG), profile=replace(card, context_tokens=10_000))
+
+
+def test_a_turn_without_an_answer_is_asked_again_and_counts_once(tmp_path: Path) -> None:
+    """One card for eight long prompts: some clients leave, or are refused, before they begin."""
+    rows = [a_session(f"s{i}", a_turn(120_000, 0, base=None)) for i in range(8)]
+    slow = replace(LARGE.slowed(5.0), kv_capacity_tokens=130_000)
+    turns = played(a_trace(tmp_path, *rows), "foresight", slow, users=8, until_s=4000.0)
+    missing = [p for p in turns if not p.outcome.is_finished and p.took_s == p.took_s]
+    assert missing, "some got their answers from later requests"
+    assert all(p.took_s > PATIENCE_S or p.outcome.refused for p in missing)
+    assert len({p.outcome.task.id for p in turns}) == len(turns)
+    done = [p for p in turns if p.outcome.is_finished]
+    assert all(p.took_s == pytest.approx(p.outcome.e2e_s) for p in done)
 
 
 @pytest.mark.parametrize("scheduler", agents.ARMS)

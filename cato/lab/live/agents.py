@@ -1,8 +1,9 @@
 """Agents' sessions over HTTP: users who play recorded sessions with their think times.
 
 The same plans (`cato.sim.session_plans.plans_of`) and the same target rules are played in virtual
-time by `Users`; here a turn is a chat request with the trace's blocks as text. The prompts of each
-run begin with different words, so that nothing is cached from the run before.
+time by `Users`; here a turn is a chat request with the trace's blocks as text, and is asked again
+when it is refused. The prompts of each run begin with different words, so that nothing is cached
+from the run before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cato.lab.live.traffic import SessionTraffic
 from cato.lab.live.workflows import MAX_TOKENS, LiveTask
 from cato.lab.studies import agent_fleet as study
 from cato.sim.fleet import PoolSetup
-from cato.sim.playing import Playing, TurnRules
+from cato.sim.playing import RETRIES, Playing, TurnRules
 from cato.sim.session_plans import BETWEEN_SESSIONS_S, PlannedSession, UserPlan
 from cato.sim.sessions import Users
 from cato.sim.tasks import SimTask
@@ -170,8 +171,14 @@ class Player:
         task = self._prompts.changed(task)
         ask = self._prompts.ask(task)
         await asyncio.sleep(due_s - time.perf_counter())
-        self._seen[task.id] = await self._client.send(ask, LiveTask(task, {}), due_s)
+        live = LiveTask(task, {})
+        seen = self._seen[task.id] = await self._client.send(ask, live, due_s)
         self._done()
+        for _ in range(RETRIES):
+            if not seen.is_refused:
+                break
+            await asyncio.sleep(seen.retry_after_s)
+            seen = await self._client.send(ask, live, time.perf_counter())
         for follower in playing.end(index):
             self._group.create_task(self._turn(playing, follower))
         if playing.left == 0:

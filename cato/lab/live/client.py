@@ -24,7 +24,7 @@ class Seen:
 
     `late_s`: delay of sending. `problem`: why the answer is incomplete; then, and where CATO was
     not asked, `receipt` is None. `output_tokens` and `cached_tokens` are the engine's own counts, 0
-    when not reported.
+    when not reported. `retry_after_s`: of a refusal, when to ask again.
     """
 
     task: LiveTask
@@ -35,6 +35,7 @@ class Seen:
     problem: str = ""
     output_tokens: int = 0
     cached_tokens: int = 0
+    retry_after_s: float = 0.0
 
     @property
     def is_refused(self) -> bool:
@@ -119,6 +120,7 @@ class TaskClient(HttpClient):
             answer.problem,
             _last_number(_COMPLETION_TOKENS, answer.content),
             _last_number(_CACHED_TOKENS, answer.content),
+            answer.retry_after_s,
         )
 
 

@@ -177,8 +177,9 @@ def metrics_of(played: Sequence[PlayedTurn]) -> dict[str, float]:
     ttft_s = [p.outcome.ttft_s for p in counted if p.outcome.ttft_s == p.outcome.ttft_s]
     prompt_tokens = sum(p.outcome.task.nodes[0].prompt_tokens for p in done)
     cached_tokens = sum(p.outcome.cached_tokens for p in done)
-    alone_s = sum(p.gap_s + p.unloaded_s for p in done)
-    actual_s = sum(p.gap_s + p.outcome.e2e_s for p in done)
+    answered = [p for p in counted if p.took_s == p.took_s]
+    alone_s = sum(p.gap_s + p.unloaded_s for p in answered)
+    actual_s = sum(p.gap_s + p.took_s for p in answered)
     n = len(counted)
     return {
         "turns": float(n),

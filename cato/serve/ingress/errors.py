@@ -15,9 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cato.core.errors import CatoError
+from cato.core.errors import MAX_RETRY_S, CatoError
 from cato.serve.ingress.context import request_id, task_of
-from cato.serve.ingress.failures import MAX_RETRY_S, Failure, failure_of_error, retry_after
+from cato.serve.ingress.failures import Failure, failure_of_error, retry_after
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
 

@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from cato.core.errors import (
+    MIN_RETRY_S,
     AccessError,
     CapacityError,
     CatoError,
@@ -34,6 +35,7 @@ from cato.core.errors import (
     StartingError,
     UnknownNameError,
     WorkLimitError,
+    retry_s,
 )
 from cato.core.receipt import CLIENT_LEFT, SUPERSEDED
 from cato.serve.executor import RunningTask
@@ -51,9 +53,6 @@ LOST_RETRY_S = 1.0
 # The control plane is ready a few seconds after the ingress.
 STARTING_RETRY_S = 3.0
 STORE_RETRY_S = 5.0
-# Every agent tried honours Retry-After in this range. At 300 s Claude Code gives up, and Qwen Code
-# and Continue retry after half a second.
-MIN_RETRY_S, MAX_RETRY_S = 3.0, 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +243,7 @@ def _no_capacity(error: CapacityError, is_pool_up: bool) -> Failure:
 
 def _soon(seconds: float) -> dict[str, str]:
     """The expected time, clamped to the range in which clients honour it."""
-    return retry_after(min(MAX_RETRY_S, max(MIN_RETRY_S, seconds)))
+    return retry_after(retry_s(seconds))
 
 
 def retry_after(seconds: float) -> dict[str, str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import log
+
 import pytest
 
+from cato.core.pool.pace import PACE_STEP
 from cato.lab.studies.matrix import Scene
-from cato.lab.studies.matrix_cells import cell_of
+from cato.lab.studies.matrix_cells import POOL, calls, cell_of
 from cato.policies.schedulers import FORESIGHT
+from cato.sim.fleet import Fleet
 
 
 @pytest.mark.parametrize("slowness", [0.5, 2.0])
@@ -17,6 +21,19 @@ def test_a_profile_that_is_wrong_by_a_factor_is_corrected_in_time(slowness: floa
         cell.sample(arm, 6).metrics["slo_attainment"] for arm in (FORESIGHT, "sjf-bounded")
     )
     assert ours >= simple + 0.03
+
+
+def test_a_corrected_pace_is_not_corrected_further_by_what_was_predicted_before() -> None:
+    scene = Scene("64/20", 3.0, 1, arrivals="gamma", slowness=2.0, sla="x 3")
+    fleet = Fleet([cell_of(scene, None).with_policies(FORESIGHT)])
+    steps = set()
+    fleet.recorder = lambda pool, event: steps.update(
+        r.pace.step for r in fleet.pools[POOL].orchestrator.accepting
+    )
+    fleet.run(calls(scene, 6))
+    right = round(log(0.5) / log(PACE_STEP))
+    assert {0, right} <= steps
+    assert min(steps) >= right - 1
 
 
 def test_work_without_an_slo_leaves_places_to_the_rest() -> None:

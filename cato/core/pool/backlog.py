@@ -74,9 +74,7 @@ class Backlog:
         invocation = waiting.invocation
         self.waiting[invocation.id] = waiting
         if self._accepting:
-            first = self._accepting[0]
-            cached = self._replicas.most_cached(invocation) if invocation.session else 0
-            waiting.load_s = load_of(invocation, first.profile, first.max_running, cached)
+            waiting.load_s = self._load_of(invocation)
             self.load_s += waiting.load_s
             if not self._replicas.open:
                 waiting.predicted_s = self.load_s / len(self._accepting)
@@ -139,10 +137,26 @@ class Backlog:
         """Update the lists after a replica has changed; True when the pool's profiles changed."""
         is_new_mix = self._replicas.place(replica)
         if is_new_mix:
+            self._load_again()
             self.queue.forget_ranks()
             for other in self._accepting:
                 other.queue.forget_ranks()
         return is_new_mix
+
+    def _load_again(self) -> None:
+        """The profiles have changed: what is queued takes less time or more."""
+        if not self._accepting:
+            return
+        for id, waiting in self.waiting.items():
+            load_s = self._load_of(waiting.invocation)
+            self.load_s += load_s - waiting.load_s
+            self.pressure.changed(id, load_s)
+            waiting.load_s = load_s
+
+    def _load_of(self, invocation: Invocation) -> float:
+        first = self._accepting[0]
+        cached = self._replicas.most_cached(invocation) if invocation.session else 0
+        return load_of(invocation, first.profile, first.max_running, cached)
 
     def ended(self, lease: Lease, replica: Replica, cut_at_tokens: int | None) -> None:
         """A call has ended on `replica`, as expected or cut short."""

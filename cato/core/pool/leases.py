@@ -213,11 +213,12 @@ class Leases:
         if prompts_s > MOST_PROMPTS * steps_s:
             return False
         took_s = self._replicas.clock.now_s - running.seen_at_s
-        if not replica.pace.saw(took_s, steps_s + prompts_s):
+        slower = replica.pace.saw(took_s, steps_s + prompts_s)
+        if slower == 1.0:
             return False
         for other in self._replicas.known.values():
             if other.pace is replica.pace:
-                other.profile = replica.pace.corrected
+                other.change_pace(slower)
         self._backlog.place_replica(replica)
         return True
 

@@ -38,20 +38,23 @@ class Pace:
     def corrected(self) -> Profile:
         return self.profile if not self.step else _slowed(self.profile, self.step)
 
-    def saw(self, took_s: float, predicted_s: float) -> bool:
-        """Note an interval and the prediction of `corrected` for it; True if the pace changes."""
+    def saw(self, took_s: float, predicted_s: float) -> float:
+        """Note an interval and the prediction of `corrected` for it.
+
+        Returns the factor by which `corrected` is slower from now on; 1: unchanged.
+        """
         self._took_s = _KEPT * self._took_s + took_s
         self._predicted_s = _KEPT * self._predicted_s + predicted_s
         self._seen += 1
         if self._seen < LEAST_INTERVALS or self._took_s <= 0.0 or self._predicted_s <= 0.0:
-            return False
+            return 1.0
         steps = log(self._took_s / self._predicted_s) / _LOG_STEP
         if abs(steps) < PACE_HYSTERESIS:
-            return False
+            return 1.0
         before = self.step
         self.step = max(-MOST_PACE_STEPS, min(MOST_PACE_STEPS, before + round(steps)))
         self._seen, self._took_s, self._predicted_s = 0, 0.0, 0.0
-        return self.step != before
+        return float(PACE_STEP ** (self.step - before))
 
 
 @lru_cache(maxsize=256)

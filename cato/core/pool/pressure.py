@@ -51,6 +51,13 @@ class Pressure:
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
 
+    def changed(self, id: InvocationId, load_s: float) -> None:
+        """The load of a call is estimated anew."""
+        known = self._loads_s.get(id)
+        if known is not None:
+            self.waiting_s += load_s - known[1]
+            self._loads_s[id] = known[0], load_s
+
     def leave(self, id: InvocationId) -> bool:
         """A call starts or leaves; returns whether it could still be in time."""
         known = self._loads_s.pop(id, None)

@@ -190,6 +190,15 @@ class Replica:
             latest_s = self.clock.now_s + self.profile.prefill_s(self.prompt_tokens_ahead)
         self._prompts_end_s = min(self._prompts_end_s, latest_s)
 
+    def change_pace(self, slower: float) -> None:
+        """Its pace was corrected by that factor, and so is what was predicted before: otherwise
+        intervals that have begun would be taken for further errors of the pace."""
+        self.profile = self.pace.corrected
+        self.prompts_done_s *= slower
+        for running in self.leases.values():
+            running.pace_step_s *= slower
+            running.prompts_seen_s *= slower
+
     def changed(self) -> None:
         self.held = len(self.leases) + len(self.adopted) + self.wide
         self._free_holds_until_s = -inf

@@ -32,7 +32,7 @@ def test_what_chance_gives_corrects_nothing() -> None:
     assert seen(1.1, 1.0).corrected is PROFILE
     pace = Pace(PROFILE)
     for _ in range(LEAST_INTERVALS - 1):
-        assert not pace.saw(5.0, 1.0)
+        assert pace.saw(5.0, 1.0) == 1.0
     assert pace.corrected is PROFILE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from cato.core.snapshot import Invocation, Running, due_at_pace_s
+from cato.core.snapshot import Invocation, ReplicaView, Running, due_at_pace_s
 
 
 def due_s(invocation: Invocation, first_token_at_s: float | None, output_tokens: float) -> float:
@@ -26,3 +26,12 @@ def running_due_s(running: Running) -> float:
     invocation = running.invocation
     tokens = invocation.generated + running.tokens + running.left_tokens
     return due_s(invocation, running.first_token_at_s, tokens)
+
+
+def step_beside_s(invocation: Invocation, replica: ReplicaView) -> float:
+    """Predicted time per token of the invocation once it has joined the replica's batch."""
+    batch = replica.batch
+    context_tokens: float = invocation.prompt_tokens + invocation.expected_tokens
+    if batch > replica.held:
+        context_tokens = (replica.context_tokens + context_tokens) / batch
+    return replica.profile.decode_step_s(batch, context_tokens)

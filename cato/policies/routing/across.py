@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
-from cato.core.decision import Route
+from cato.core.decision import Hold, Route
 from cato.core.pool.window import takes_prompt, wait_for_prompts_s
-from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.outlook import joining, net_cost, saved_s
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
+from cato.policies.due import step_beside_s
+from cato.policies.outlook import UNLIKELY, Joining, joining, net_cost, saved_s
 
 # Replicas projected per speed, the least loaded first.
 PROJECTED_OF_A_SPEED = 2
@@ -28,16 +30,19 @@ def has_several_speeds(replicas: Sequence[ReplicaView]) -> bool:
 
 
 def route_across(
-    invocation: Invocation, replicas: Sequence[ReplicaView], price: float, now_s: float
-) -> Route:
+    invocation: Invocation, replicas: Sequence[ReplicaView], price: float, pool: PoolSnapshot
+) -> Route | Hold:
     """The slowest accelerator on which as many SLOs are met as on any, net of joining costs.
 
     Calls that are not urgent thus leave the fast replicas to urgent ones; a call without time to
     spare anywhere goes where it ends first. Unlike in a uniform pool, an idle fast replica is not
     taken at once. Measured on 2 replicas and 4 that are 2.5 times slower, at 80 % load, half of
     SABER's calls three times as patient (seeds 0-2): 97.7 % of W2 and 94.4 % of W3, against 93.1
-    and 89.7 when the fastest idle replica takes each call.
+    and 89.7 when the fastest idle replica takes each call. A call that is too late, or too slow,
+    wherever it has room waits for an accelerator on which it can still be in time.
     """
+    now_s = pool.now_s
+    joins: dict[str, Joining] = {}
     by_speed: dict[float, list[ReplicaView]] = {}
     for replica in replicas:
         by_speed.setdefault(replica.profile.typical_call_s, []).append(replica)
@@ -46,7 +51,7 @@ def route_across(
         # it takes the prompt only if no other replica can
         if not takes_prompt(replica, invocation):
             return True, 0, True, call_s, replica.held, replica.id
-        join = joining(invocation, replica, now_s)
+        join = joins[replica.id] = _joining(invocation, replica, now_s)
         net = net_cost(join, price)
         needed_s = _until_slo_event_s(invocation, replica)
         is_pressed = now_s + COMFORT * needed_s > invocation.deadline_s
@@ -59,6 +64,11 @@ def route_across(
         for replica in sorted(equals, key=_load)[:PROJECTED_OF_A_SPEED]
     ]
     _, best = min(candidates, key=lambda c: c[0])
+    join = joins.get(best.id)
+    if join is not None and join.own <= UNLIKELY and invocation.deadline_s < inf:
+        for replica in pool.accepting:
+            if replica.id not in joins and _is_met_after_a_wait(invocation, replica, now_s):
+                return Hold(f"waits for {replica.id}: too slow on those with room")
     return Route(best.id, f"the slowest of {len(by_speed)} speeds with as many SLOs met")
 
 
@@ -72,6 +82,21 @@ def _until_slo_event_s(invocation: Invocation, replica: ReplicaView) -> float:
     if replica.held:
         step_s = profile.decode_step_s(replica.held, replica.context_tokens / replica.held)
     return replica.dispatch_s + ahead_s + step_s + own_s
+
+
+def _is_met_after_a_wait(invocation: Invocation, replica: ReplicaView, now_s: float) -> bool:
+    wait_s = replica.wait_s if replica.held >= replica.max_running else 0.0
+    if now_s + wait_s + _until_slo_event_s(invocation, replica) > invocation.deadline_s:
+        return False
+    return _joining(invocation, replica, now_s).own > UNLIKELY
+
+
+def _joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joining:
+    """As everywhere, but on an accelerator too slow for its target pace it is not in time."""
+    join = joining(invocation, replica, now_s)
+    if step_beside_s(invocation, replica) > invocation.tpot_target_s:
+        return Joining(0.0, join.loss)
+    return join
 
 
 def _load(replica: ReplicaView) -> tuple[int, int, str]:

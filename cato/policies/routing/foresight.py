@@ -47,7 +47,8 @@ class ForesightRouting:
             return Hold("no replica has room")
         if leaves_room(invocation, pool):
             return Hold(LEAVES_ROOM)
-        if n == 1:
+        has_speeds = not pool.is_uniform and has_several_speeds(pool.accepting or replicas)
+        if n == 1 and not has_speeds:
             return Route(replicas[0].id, "the one with room")
         if n > self.looked_at:
             first, stride = int(invocation.draw * n), n // self.looked_at
@@ -56,8 +57,8 @@ class ForesightRouting:
             for replica in replicas:
                 if not replica.held:
                     return Route(replica.id, _idle(len(replicas)))
-        elif has_several_speeds(replicas):
-            return route_across(invocation, replicas, self.price, pool.now_s)
+        elif has_speeds:
+            return route_across(invocation, replicas, self.price, pool)
 
         loads = sorted((r.held, r.prefilling, i) for i, r in enumerate(replicas))
         least = [replicas[i] for _, _, i in loads[: self.projected]]

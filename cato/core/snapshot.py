@@ -361,7 +361,8 @@ class PoolSnapshot:
 
     `is_uniform`: all known ones have the same profile. `accepting` are all that take work, with
     room or not: a call may wait for one of them. `with_room` counts those with room, candidates or
-    not. `in_time` is the share of all replicas' time used lately by work that started in time.
+    not. `in_time` is the share of all replicas' time used lately by work that started in time, and
+    `late_share_s` the replica-seconds that late turns of sessions may still use.
     """
 
     name: PoolName
@@ -372,3 +373,4 @@ class PoolSnapshot:
     accepting: Sequence[ReplicaView] = ()
     with_room: int = 0
     in_time: float = 0.0
+    late_share_s: float = inf

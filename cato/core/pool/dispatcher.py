@@ -11,6 +11,7 @@ from cato.core.ids import PoolName, ReplicaId
 from cato.core.policies import MappingPolicy
 from cato.core.pool.backlog import Backlog, load_of, work_alone
 from cato.core.pool.leases import Leases
+from cato.core.pool.pressure import LateShare
 from cato.core.pool.queue import Entry, Queue, Waiting
 from cato.core.pool.refusal import Refusal
 from cato.core.pool.replica import Replica
@@ -23,8 +24,8 @@ class Dispatcher:
     """Fills replicas from the queues. A command is in effect when it is returned."""
 
     __slots__ = (
-        "_accepting", "_backlog", "_leases", "_open", "_pool", "_pressure", "_queue", "_refusal",
-        "_replicas", "_unbound", "dispatched", "saved",
+        "_accepting", "_backlog", "_late_share", "_leases", "_open", "_pool", "_pressure", "_queue",
+        "_refusal", "_replicas", "_unbound", "dispatched", "saved",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +36,7 @@ class Dispatcher:
         self._queue = backlog.queue
         self._unbound = backlog.unbound
         self._pressure = backlog.pressure
+        self._late_share = LateShare()
         self._replicas = replicas
         self._open = replicas.open
         self._accepting = replicas.accepting
@@ -221,6 +223,7 @@ class Dispatcher:
             self._accepting,
             len(self._open),
             self._pressure.in_time(now_s, len(self._accepting)),
+            self._late_share.left_s(now_s, len(self._accepting)),
         )
         decision = self._backlog.policies.routing.route(invocation, pool)
         if isinstance(decision, Hold):
@@ -273,17 +276,21 @@ class Dispatcher:
 
     def _dispatch(self, waiting: Waiting, replica: Replica, reason: str, now_s: float) -> Dispatch:
         assert replica.is_open, f"dispatch to {replica.id}, which has no room"
-        invocation, profile, backlog = waiting.invocation, replica.profile, self._backlog
+        invocation, backlog = waiting.invocation, self._backlog
         command, prompt_s = self._command(waiting, replica, reason, now_s)
+        is_late = now_s + command.remaining_s > invocation.deadline_s
         if backlog.waiting:
             if self._pressure.leave(invocation.id):
                 self._pressure.begins(waiting.load_s, now_s)
             backlog.remove(waiting)
             self._refusal.dispatched(waiting, bool(backlog.waiting), now_s)
         else:  # it was never queued
-            if now_s + command.remaining_s <= invocation.deadline_s < inf:
-                self._pressure.begins(load_of(invocation, profile, replica.max_running), now_s)
+            if not is_late and invocation.deadline_s < inf:
+                self._pressure.begins(_load_s(invocation, replica, command), now_s)
             backlog.shares.passed(invocation.tenant)
+        if is_late and invocation.session:
+            load_s = _load_s(invocation, replica, command)
+            self._late_share.begins(load_s, now_s, len(self._accepting))
         if self._unbound and invocation.deadline_s < inf:
             share = backlog.policies.reserve
             self.saved = min(1.0, self.saved + share / (1 - share))
@@ -326,6 +333,10 @@ class Dispatcher:
             home=ReplicaId("") if home is None else home.replica_id,
         )
         return command, prompt_s
+
+
+def _load_s(invocation: Invocation, replica: Replica, command: Dispatch) -> float:
+    return load_of(invocation, replica.profile, replica.max_running, command.cached_tokens)
 
 
 def _shuffled(entries: Iterator[Entry], queue: Queue | TenantQueues) -> Iterator[Entry]:

@@ -19,6 +19,8 @@ RECENT_S, TREND_S = 0.1, 0.25
 # Work done is averaged over so many replica-seconds, from `FIRST_PACE_S` of them on.
 PACE_MEMORY_S, FIRST_PACE_S = 10.0, 0.5
 LEAST_PACE, MOST_PACE = 0.5, 4.0
+# Late turns of sessions get this share of all replicas' time, up to so many seconds at once.
+LATE_SHARE, LATE_BURST_S = 0.05, 20.0
 
 
 @dataclass(slots=True)
@@ -129,3 +131,23 @@ class Pressure:
             self._begun_s *= kept
             self._missed_s *= kept
             self._seen_at_s = now_s
+
+
+@dataclass(slots=True)
+class LateShare:
+    """Replica-seconds that late turns of sessions may use while others can be in time."""
+
+    _used_s: float = 0.0
+    _seen_at_s: float = 0.0
+
+    def left_s(self, now_s: float, replicas: int) -> float:
+        """What is left; more may be used at once, and is missing then."""
+        regained_s = LATE_SHARE * replicas * (now_s - self._seen_at_s)
+        self._used_s = max(0.0, self._used_s - regained_s)
+        self._seen_at_s = now_s
+        return LATE_BURST_S * replicas - self._used_s
+
+    def begins(self, load_s: float, now_s: float, replicas: int) -> None:
+        """A late turn of this load starts."""
+        self.left_s(now_s, replicas)
+        self._used_s += load_s

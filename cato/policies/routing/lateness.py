@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -9,7 +10,9 @@ from cato.core.decision import Hold, Route
 from cato.core.pool.window import wait_for_prompts_s
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
+from cato.policies.due import step_beside_s
 
+LEAVES_ROOM = "late anyway: leaves the room to turns that can be in time"
 _MILLION = 1e6
 
 
@@ -27,6 +30,12 @@ class LeastLateness:
 
     A replica without room may be the best: then the turn waits for it. Where engines fetch blocks
     from each other a move costs `fetch_move_s` and the time of the fetch.
+
+    A turn that is late even at the best replica stays at home, unless that one is idle: to move
+    would delay others and gain nothing. If it would be late even if it started now, and late turns
+    have used their share of the pool's time, it waits: turns in time would be late because of it,
+    and their followers too. So in an overload some sessions keep their pace and the others wait,
+    where otherwise all would be late.
     """
 
     move_s: float = 1.0
@@ -35,6 +44,8 @@ class LeastLateness:
     spread_s_per_mtoken: float = 0.5
     time_weight: float = 0.05
     harm_weight: float = 0.3
+    # If work in time uses less of a pool than this, late turns delay nothing.
+    least_in_time: float = 0.02
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         replicas = pool.accepting or pool.replicas
@@ -42,27 +53,50 @@ class LeastLateness:
             return Hold("no replica has room")
         cached = [r.cached_tokens(invocation) for r in replicas]
         turn = _Turn(invocation, max(cached))
-        best, least = replicas[0], (inf, 0, "")
+        if self._leaves_room(turn, replicas, cached, pool):
+            return Hold(LEAVES_ROOM)
+        best, least, is_late = replicas[0], (inf, 0, ""), False
         home = None
         for replica, tokens in zip(replicas, cached, strict=True):
             is_home = replica.is_home(invocation)
-            cost_s = self._cost_s(turn, replica, tokens, pool.now_s, is_home)
+            late_s, cost_s = self._cost_s(turn, replica, tokens, pool.now_s, is_home)
             if is_home:
                 home = replica, cost_s
             if cost_s <= least[0]:
                 key = (round(cost_s, 6), -tokens, str(replica.id))
                 if key < least:
-                    best, least = replica, key
+                    best, least, is_late = replica, key, late_s > 0
         reason = f"expected cost {least[0]:.2f} s, {-least[1]} of its prompt tokens cached"
         if home is not None and home[0] is not best:
             reason += f", {home[1]:.2f} s at home"
+            if is_late and best.held:
+                best = home[0]
+                reason += ", late anyway"
         if replicas is pool.replicas or best in pool.replicas:
             return Route(best.id, reason)
         return Hold(f"waits for {best.id}: {reason}", best.id)
 
+    def _leaves_room(
+        self,
+        turn: _Turn,
+        replicas: Sequence[ReplicaView],
+        cached: Sequence[int],
+        pool: PoolSnapshot,
+    ) -> bool:
+        """Whether a turn that is late even if it starts now should wait."""
+        if turn.invocation.deadline_s == inf or pool.late_share_s > 0:
+            return False
+        if pool.in_time < self.least_in_time:
+            return False
+        return all(
+            pool.now_s + r.dispatch_s + turn.times_s(r.profile, tokens)[0] > turn.due_s(r)
+            for r, tokens in zip(replicas, cached, strict=True)
+        )
+
     def _cost_s(
         self, turn: _Turn, replica: ReplicaView, cached: int, now_s: float, is_home: bool
-    ) -> float:
+    ) -> tuple[float, float]:
+        """Its expected lateness there, and the cost of sending it there."""
         profile, invocation = replica.profile, turn.invocation
         own_s, saved_s, whole_s = turn.times_s(profile, cached)
         held, capacity_tokens = replica.held, profile.kv_capacity_tokens
@@ -76,15 +110,13 @@ class LeastLateness:
         if missing > 0 and held:
             tokens = min(missing, invocation.prompt_tokens)
             first_s += self.shortage_s + profile.prefill_s(tokens)
+        late_s = 0.0
         cost_s = self.time_weight * first_s + self.harm_weight * own_s * held
         if invocation.deadline_s == inf:
             cost_s += first_s
         else:
-            due_s = invocation.deadline_s
-            if not invocation.until_first_token:  # the whole answer is due then
-                due_s -= turn.answer_s(profile, replica.batch)
-            if now_s + first_s > due_s:
-                cost_s += now_s + first_s - due_s
+            late_s = max(0.0, now_s + first_s - turn.due_s(replica))
+            cost_s += late_s + turn.behind_pace_s(replica)
         if cached < turn.most_cached:
             cost_s += own_s - saved_s
         working_set = replica.working_set_tokens
@@ -97,7 +129,7 @@ class LeastLateness:
             kept = min(excess, replica.host_tokens)
             load_s = kept * invocation.prompt_tokens * profile.host_load_token_s
             cost_s += (load_s + (excess - kept) * whole_s) / working_set
-        return cost_s + self.spread_s_per_mtoken * working_set / _MILLION
+        return late_s, cost_s + self.spread_s_per_mtoken * working_set / _MILLION
 
 
 class _Turn:
@@ -112,11 +144,25 @@ class _Turn:
         # By profile: prefill time of the whole prompt, and with a number of its tokens cached.
         self._times_s: dict[int, tuple[float, dict[int, float]]] = {}
 
-    def answer_s(self, profile: Profile, batch: int) -> float:
-        """Time from its first token to its last, plus the downstream time."""
+    def due_s(self, replica: ReplicaView) -> float:
+        """The latest time of its first token there; of an answer that is due as a whole, the time
+        that leaves enough for the rest and for the downstream time."""
         invocation = self.invocation
-        step_s = profile.decode_step_s(batch, self.context_tokens - invocation.expected_tokens / 2)
-        return (invocation.expected_tokens - 1) * step_s + invocation.downstream_s
+        if invocation.until_first_token:
+            return invocation.deadline_s
+        step_s = replica.profile.decode_step_s(
+            replica.batch, self.context_tokens - invocation.expected_tokens / 2
+        )
+        rest_s = (invocation.expected_tokens - 1) * step_s + invocation.downstream_s
+        return invocation.deadline_s - rest_s
+
+    def behind_pace_s(self, replica: ReplicaView) -> float:
+        """How much later than its target pace its last token is expected, once it has begun."""
+        invocation = self.invocation
+        if invocation.tpot_target_s == inf:
+            return 0.0
+        late_s = step_beside_s(invocation, replica) - invocation.tpot_target_s
+        return max(0.0, (invocation.expected_tokens - 1) * late_s)
 
     def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
         """Prefill times of its prompt.

@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
+    LATE_BURST_S,
+    LATE_SHARE,
     LEAST_PACE,
     MEMORY_S,
     MOST_PACE,
     RECENT_S,
     TREND_S,
+    LateShare,
     Pressure,
 )
 
@@ -108,3 +111,35 @@ def test_the_pace_is_soon_that_of_the_last_calls() -> None:
     for i in range(400):
         pressure.ended(0.3 if i < 200 else 0.1, 0.1 * i, 1)
     assert pressure.pace == pytest.approx(1.0, rel=0.3)
+
+
+def test_work_that_is_estimated_anew_counts_with_its_new_load() -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("i"), 10.0, 2.0, 0.0)
+    pressure.changed(InvocationId("i"), 1.0)
+    pressure.changed(InvocationId("unknown"), 7.0)
+    assert pressure.waiting_s == 1.0
+    pressure.pass_to(11.0)
+    pressure.begins(1.0, 11.0)
+    assert pressure.missed == pytest.approx(0.5)
+
+
+def test_late_turns_get_a_burst_and_then_their_share_of_the_time() -> None:
+    share = LateShare()
+    assert share.left_s(100.0, 2) == 2 * LATE_BURST_S
+    share.begins(2 * LATE_BURST_S + 1.0, 100.0, 2)
+    assert share.left_s(100.0, 2) == pytest.approx(-1.0)
+    until_s = 100.0 + 1.0 / (2 * LATE_SHARE)
+    assert share.left_s(until_s - 0.1, 2) < 0.0 < share.left_s(until_s + 0.1, 2)
+    assert share.left_s(1e6, 2) == 2 * LATE_BURST_S
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 50.0)), max_size=40))
+def test_late_turns_never_get_more_than_that(turns: list[tuple[float, float]]) -> None:
+    share, now_s, used_s = LateShare(), 0.0, 0.0
+    for after_s, load_s in turns:
+        now_s += after_s
+        if share.left_s(now_s, 1) > 0:
+            share.begins(load_s, now_s, 1)
+            used_s += load_s
+        assert used_s <= LATE_BURST_S + LATE_SHARE * now_s + 50.0

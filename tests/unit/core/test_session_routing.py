@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 from kits.builders import a_replica, an_invocation
 
@@ -14,7 +15,7 @@ from cato.lab.studies.agent_fleet import card_profile
 from cato.policies.admission.working_set import WorkingSetAdmission
 from cato.policies.routing.block_cost import BlockCost
 from cato.policies.routing.foresight import ForesightRouting
-from cato.policies.routing.lateness import LeastLateness
+from cato.policies.routing.lateness import LEAVES_ROOM, LeastLateness
 from cato.policies.routing.prefix_affinity import PrefixAffinity
 from cato.policies.routing.prefix_score import PrefixScore
 from cato.policies.routing.sticky import SessionHash, SmallestWorkingSet, Sticky
@@ -54,6 +55,36 @@ def test_a_turn_goes_where_its_context_is_though_others_are_idle() -> None:
 def test_a_turn_moves_when_computing_it_anew_is_sooner_than_its_turn_at_home() -> None:
     warm = a_card("b", cached=99_000, is_home=True, prompts_ahead_s=40.0)
     assert chosen(LeastLateness().route(a_turn(), a_pool_of(a_card("a"), warm))) == "a"
+
+
+def test_a_turn_that_is_late_anyway_moves_only_to_an_idle_replica() -> None:
+    warm = a_card("b", cached=99_000, is_home=True, prompts_ahead_s=40.0)
+    busy = a_card("a", held=1, context_tokens=PROMPT)
+    assert chosen(LeastLateness().route(a_turn(), a_pool_of(busy, warm))) == "b"
+    short = replace(a_turn(), prompt_tokens=1_000)  # in time there
+    warm = replace(warm, cached_prompt_tokens=500)
+    assert chosen(LeastLateness().route(short, a_pool_of(busy, warm))) == "a"
+
+
+def test_a_new_session_goes_where_its_answers_keep_their_pace() -> None:
+    slow = a_card("a", profile=LARGE.slowed(4.0))
+    fast = a_card("b", prompts_ahead_s=60.0)
+    in_no_hurry = replace(a_turn(), deadline_s=100.0)
+    for tpot_s, expected in ((0.1, "a"), (0.04, "b")):
+        turn = replace(in_no_hurry, tpot_target_s=tpot_s)
+        assert chosen(LeastLateness().route(turn, a_pool_of(slow, fast))) == expected
+
+
+def test_a_late_turn_leaves_the_room_to_turns_in_time_once_its_like_had_their_share() -> None:
+    home = a_card("b", cached=10_000, is_home=True)
+    pool = replace(a_pool_of(a_card("a"), home), in_time=0.5, late_share_s=-1.0)
+    rule = LeastLateness()
+    assert rule.route(a_turn(), pool) == Hold(LEAVES_ROOM)
+    assert chosen(rule.route(a_turn(), replace(pool, late_share_s=1.0))) == "b"
+    assert chosen(rule.route(a_turn(), replace(pool, in_time=0.0))) == "b"
+    assert chosen(rule.route(replace(a_turn(), deadline_s=inf), pool)) == "b"
+    warm = replace(pool, replicas=(a_card("a"), replace(home, cached_prompt_tokens=99_000)))
+    assert chosen(rule.route(a_turn(), replace(warm, accepting=warm.replicas))) == "b"
 
 
 def test_a_turn_moves_sooner_where_its_blocks_can_be_fetched() -> None:

@@ -104,7 +104,7 @@ class LengthBelief:
         n = len(self.points) - first
         if n == 0:
             return 1.0 - exp(-tokens / max(1.0, _OVERRUN * generated)) if tokens > 0 else 0.0
-        return (bisect_right(self.points, generated + tokens) - first) / n
+        return (bisect_right(self.points, generated + tokens, first) - first) / n
 
 
 @lru_cache(maxsize=4096)

@@ -195,14 +195,14 @@ class Dispatcher:
         answer = self._backlog.policies.admission.admit(waiting.invocation, replica, now_s)
         if isinstance(answer, Admit):
             commands.append(self._dispatch(waiting, replica, reason, now_s))
-            if not replica.is_open:
+            if not replica.is_open and replica in open_:
                 open_.remove(replica)
             return True
         if waiting.bound_to is None:
             waiting.held_because = answer.reason
             if waiting.invocation.session:
                 self._backlog.hold_for(waiting, replica)
-        if answer.closes:
+        if answer.closes and replica in open_:
             open_.remove(replica)
         return False
 
@@ -228,8 +228,12 @@ class Dispatcher:
         decision = self._backlog.policies.routing.route(invocation, pool)
         if isinstance(decision, Hold):
             waiting.held_because = decision.reason
-            if decision.replica_id is not None:
-                self._backlog.hold_for(waiting, replicas.known[decision.replica_id])
+            if decision.replica_id is None:
+                return None
+            awaited = replicas.known[decision.replica_id]
+            if awaited.is_open and awaited not in open_:  # it could have had its room before
+                return awaited, decision.reason
+            self._backlog.hold_for(waiting, awaited)
             return None
         replica = replicas.known[decision.replica_id]
         assert replica in open_, f"routed to {replica.id}, which has no room"

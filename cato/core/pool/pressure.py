@@ -54,7 +54,7 @@ class Pressure:
         heapq.heappush(self._by_latest, (latest_s, id))
 
     def changed(self, id: InvocationId, load_s: float) -> None:
-        """The load of a call is estimated anew."""
+        """The load of a call has a new estimate."""
         known = self._loads_s.get(id)
         if known is not None:
             self.waiting_s += load_s - known[1]

@@ -60,6 +60,7 @@ from cato.policies.ordering.slack_priority import LateLast
 from cato.policies.registry import ORDERING, ROUTING
 from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.foresight import LEAVES_ROOM
+from cato.policies.routing.lateness import LEAVES_ROOM as TURN_LEAVES_ROOM
 
 FAST, SLOW = a_profile(prefill_s=0.1), a_profile(prefill_s=1.0, token_s=0.1)
 # What a prompt costs depends on its length, and the cache holds three blocks of prompts.
@@ -1036,7 +1037,7 @@ def play(
         if books.asks_all:
             has_room = any(books.has_room(id) for id in books.replicas)
             kept = [i for i in books.waiting.values() if not some_held or i.draw < 0.5]
-            kept = [i for i in kept if pool.why_waiting(i.id) != LEAVES_ROOM]
+            kept = [i for i in kept if not waits_on_purpose(pool.why_waiting(i.id))]
             assert not (kept and has_room), f"{kept[0].id} waits although there is room"
     return pool
 
@@ -1059,8 +1060,16 @@ def check_picture(pool: PoolOrchestrator, books: Books, now_s: float, *, never_i
         assert isfinite(r.wait_s) or r.max_running == 0
         is_idle = books.has_room(r.id) and r.held == 0
         if is_idle and never_idle:
-            waits_for_it = picture.queued if books.policies.late_binding else r.queued
-            assert not waits_for_it, f"{r.id} is idle while {waits_for_it} wait"
+            waits_for_it: list[str] = [f"{r.queued} bound to it"] * (r.queued > 0)
+            if books.policies.late_binding:
+                waits_for_it = [pool.why_waiting(id) for id in books.waiting]
+            waits_for_it = [why for why in waits_for_it if not waits_on_purpose(why)]
+            assert not waits_for_it, f"{r.id} is idle while calls wait: {waits_for_it}"
+
+
+def waits_on_purpose(why: str) -> bool:
+    """For room that is kept for others, or for another replica."""
+    return why in (LEAVES_ROOM, TURN_LEAVES_ROOM) or why.startswith("waits for ")
 
 
 def check_prompts_ahead(pool: PoolOrchestrator, r: ReplicaSnapshot) -> None:

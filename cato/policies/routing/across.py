@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from math import inf
 
 from cato.core.decision import Hold, Route
@@ -65,9 +65,9 @@ def route_across(
     ]
     _, best = min(candidates, key=lambda c: c[0])
     join = joins.get(best.id)
-    if join is not None and join.own <= UNLIKELY and invocation.deadline_s < inf:
-        for replica in pool.accepting:
-            if replica.id not in joins and _is_met_after_a_wait(invocation, replica, now_s):
+    if join is not None and join.own <= UNLIKELY and now_s < invocation.deadline_s < inf:
+        for replica in _least_loaded(pool.accepting, joins):
+            if _is_met_after_a_wait(invocation, replica, now_s):
                 return Hold(f"waits for {replica.id}: too slow on those with room")
     return Route(best.id, f"the slowest of {len(by_speed)} speeds with as many SLOs met")
 
@@ -82,6 +82,19 @@ def _until_slo_event_s(invocation: Invocation, replica: ReplicaView) -> float:
     if replica.held:
         step_s = profile.decode_step_s(replica.held, replica.context_tokens / replica.held)
     return replica.dispatch_s + ahead_s + step_s + own_s
+
+
+def _least_loaded(
+    replicas: Sequence[ReplicaView], others: Container[str]
+) -> Collection[ReplicaView]:
+    """Of each speed the replica with the fewest calls, except `others`."""
+    found: dict[int, ReplicaView] = {}
+    for replica in replicas:
+        speed = id(replica.profile)
+        known = found.get(speed)
+        if (known is None or replica.held < known.held) and replica.id not in others:
+            found[speed] = replica
+    return found.values()
 
 
 def _is_met_after_a_wait(invocation: Invocation, replica: ReplicaView, now_s: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from cato.core.ids import InvocationId
@@ -19,6 +20,9 @@ from cato.policies.outlook import (
     outlook_of,
     prospect_of_newcomer,
 )
+
+# Replicas report the tokens of their calls every so many steps; then one may yield.
+STEPS_TO_YIELD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class ForesightPreemption:
         own, others = beside(profile, rest, candidate, start_s)
         share = _share(candidate, profile, len(running))
         gain = own * share - loss + others - (outlook.total - outlook.chances[at])
+        gain += _gained_behind(profile, waiting, now_s, place_s)
         if gain >= self.least_exchange:  # otherwise not even if it had no chance later
             gain -= share * beside(profile, rest, candidate, start_s + place_s)[0]
         if gain < self.least_exchange:
@@ -140,6 +145,26 @@ class ForesightPreemption:
             elif may_exchange:
                 found.append(((chance - soon[i]) * _share(p, profile, batch), 0.0, i))
         return found
+
+
+def _gained_behind(
+    profile: Profile, waiting: Sequence[Invocation], now_s: float, place_s: float
+) -> int:
+    """How many streams behind the first one begin in time only if that one need not wait.
+
+    Each begins a few steps after the one before it, which yields then, or when the next slot frees.
+    """
+    found, start_s = 0, now_s
+    for before, invocation in pairwise(waiting):
+        context_tokens = before.prompt_tokens + before.expected_tokens
+        turn_s = profile.prefill_s(before.prompt_tokens)
+        turn_s += STEPS_TO_YIELD * profile.decode_step_s(1, context_tokens)
+        start_s += min(place_s, turn_s)
+        if not (before.until_first_token and invocation.until_first_token):
+            break
+        first_s = start_s + profile.first_token_s(invocation.prompt_tokens)
+        found += first_s <= invocation.deadline_s < first_s + place_s
+    return found
 
 
 def _keeps_pace(prospect: Prospect, end_s: float) -> bool:

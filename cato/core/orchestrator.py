@@ -425,7 +425,9 @@ class PoolOrchestrator:
             return ()
         queue.refresh(backlog.rank, now_s)
         head = Head(queue, backlog.rank, now_s)
-        victims = policies.preemption.preempt(replica, head, now_s, self._next_place_s)
+        victims = policies.preemption.preempt(
+            replica, head, now_s, self._next_place_s, backlog.ahead_s(now_s)
+        )
         head.put_back()
         return [v for v in victims if replica.leases[v[0]].invocation.resumable]
 

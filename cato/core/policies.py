@@ -58,7 +58,8 @@ class PreemptionPolicy(Protocol):
     """Chooses running invocations that should give way to queued ones.
 
     Called at every progress report of a replica; `waiting` is the head of the queue, in order, and
-    `place_s()` returns the seconds until the pool's next batch slot is expected to be free.
+    `place_s()` returns the seconds until the pool's next batch slot is expected to be free. In
+    `ahead_s` all queued calls that can be in time are expected to have started.
     """
 
     def preempt(
@@ -67,6 +68,7 @@ class PreemptionPolicy(Protocol):
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
+        ahead_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]: ...
 
 

@@ -199,14 +199,17 @@ class Backlog:
 
     def rank(self, waiting: Waiting, now_s: float) -> Rank:
         work = waiting.work or self.work_of(waiting)
-        pressure = self.pressure
         if self.waiting:
-            pressure.pass_to(now_s)
-            ahead_s = pressure.ahead_s(now_s, max(1, len(self._accepting)))
+            ahead_s = self.ahead_s(now_s)
             remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
-            missed, load_s = pressure.missed, waiting.load_s
+            missed, load_s = self.pressure.missed, waiting.load_s
             work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s)
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
+
+    def ahead_s(self, now_s: float) -> float:
+        """Seconds until all queued calls that can be in time have started."""
+        self.pressure.pass_to(now_s)
+        return self.pressure.ahead_s(now_s, max(1, len(self._accepting)))
 
     def work_of(self, waiting: Waiting) -> Work:
         """Work of a call on the fastest profile."""

@@ -33,12 +33,13 @@ class ForesightPreemption:
     gain from shorter steps, or if the queued call needs their slot. They go after all calls that
     can be met. At lighter load they continue: they would only come back later, at the same cost.
     Calls with slack: the pool is full, and exchanging the running call with the first queued call,
-    until the next slot frees, meets more SLOs, by at least `least_exchange`. In a queue longer than
-    `longest_queue` the preempted call would not come back in time. Streams that have begun, and
-    calls without an SLO, may wait for as long as the whole queue needs slots, if the streams still
-    keep their pace. A pace that is an SLO must not be put at risk (`most_loss`), because calls that
-    arrive later delay the stream further. Tokens are kept; the context is processed again, and
-    for such a stream that takes at most `again` of its share of the work to come.
+    until the next slot frees, meets more SLOs, by at least `least_exchange`; streams behind that
+    first one count too. In a queue longer than `longest_queue` the preempted call would not come
+    back in time. Streams that have begun, and calls without an SLO, may wait until all queued calls
+    that can be in time have started, if the streams still keep their pace. A pace that is an SLO
+    must not be put at risk in a long queue (`most_loss`), because calls that arrive later delay the
+    stream further. Tokens are kept; the context is processed again, and for such a stream that
+    takes at most `again` of its share of the work to come.
     """
 
     least_gain: float = 0.1
@@ -54,6 +55,7 @@ class ForesightPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
+        ahead_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
@@ -86,7 +88,7 @@ class ForesightPreemption:
         wait_s = place_s()
         if wait_s <= 0:
             return ()
-        return self._exchange(replica, outlook, waiting, now_s, wait_s)
+        return self._exchange(replica, outlook, waiting, now_s, (wait_s, ahead_s))
 
     def _exchange(
         self,
@@ -94,11 +96,17 @@ class ForesightPreemption:
         outlook: Outlook,
         waiting: Sequence[Invocation],
         now_s: float,
-        place_s: float,
+        queue_s: tuple[float, float],
     ) -> Sequence[tuple[InvocationId, str]]:
-        """Whether the head of the queue, which gets the slot, should take another call's slot."""
+        """Whether the head of the queue, which gets the slot, should take another call's slot.
+
+        `queue_s`: until the next slot frees, and until all that can be in time have started.
+        """
         profile, running, first = replica.profile, outlook.prospects, waiting[0]
-        losses = self._losses(profile, outlook, len(waiting), now_s, place_s)
+        place_s, ahead_s = queue_s
+        service_s = profile.service_s(first.prompt_tokens, first.expected_tokens, len(running))
+        back_s = now_s + min(place_s, service_s)
+        losses = self._losses(profile, outlook, len(waiting), now_s, (back_s, ahead_s))
         if not losses:
             return ()
         loss, _, at = min(losses)
@@ -117,26 +125,31 @@ class ForesightPreemption:
         return [(running[at].invocation.id, reason)]
 
     def _losses(
-        self, profile: Profile, outlook: Outlook, queued: int, now_s: float, place_s: float
+        self,
+        profile: Profile,
+        outlook: Outlook,
+        queued: int,
+        now_s: float,
+        queue_s: tuple[float, float],
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
         tokens to come first. The last value is its place in the outlook."""
         running, batch = outlook.prospects, len(outlook.prospects)
-        again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
-        back_s = now_s + place_s + again_s
-        late_s = back_s + queued * place_s
+        back_s, ahead_s = queue_s
+        back_s += profile.prefill_s(int(max(p.context_tokens for p in running)))
+        late_s = back_s + ahead_s
         may_exchange = queued <= self.longest_queue
+        most_loss = 1.0 if may_exchange else self.most_loss
         soon = chances(profile, back_s, running) if may_exchange else []
-        late = chances(profile, late_s, running)
         step_s = profile.decode_step_s(batch)
         found = []
         for i, (p, chance) in enumerate(zip(running, outlook.chances, strict=True)):
             if not p.invocation.resumable or p.invocation.session:
                 continue
             if p.invocation.until_first_token or p.invocation.deadline_s == inf:
-                loss, left_s = chance - late[i], p.left_tokens * step_s
+                loss, left_s = _pace_loss(p, now_s, late_s, step_s), p.left_tokens * step_s
                 if p.due_s < inf and (
-                    loss > self.most_loss
+                    loss > most_loss
                     or profile.prefill_s(int(p.context_tokens)) > self.again * left_s / batch
                 ):
                     continue
@@ -145,6 +158,21 @@ class ForesightPreemption:
             elif may_exchange:
                 found.append(((chance - soon[i]) * _share(p, profile, batch), 0.0, i))
         return found
+
+
+def _pace_loss(prospect: Prospect, now_s: float, back_s: float, step_s: float) -> float:
+    """The chance that a stream falls behind its target pace if it goes on at `back_s` only.
+
+    A longer rest can make up for more: each token gains the difference to the pace.
+    """
+    if prospect.due_s == inf:
+        return 0.0
+    pace_s = prospect.invocation.tpot_target_s
+    ahead_of_pace_s = prospect.due_s - pace_s * prospect.left_tokens - now_s
+    behind_s = back_s - now_s - ahead_of_pace_s
+    if behind_s <= 0:
+        return 0.0
+    return prospect.chance(behind_s / (pace_s - step_s)) if pace_s > step_s else 1.0
 
 
 def _gained_behind(

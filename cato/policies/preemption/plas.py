@@ -28,6 +28,7 @@ class LeastAttainedPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
+        ahead_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         if replica.held < replica.max_running:
             return ()

@@ -43,9 +43,12 @@ def a_full_replica(
 
 
 def gives_way(
-    replica: ReplicaSnapshot, *waiting: Invocation, place_s: float = PLACE_S
+    replica: ReplicaSnapshot,
+    *waiting: Invocation,
+    place_s: float = PLACE_S,
+    ahead_s: float = 0.0,
 ) -> list[str]:
-    return [id for id, _ in POLICY.preempt(replica, waiting, NOW_S, lambda: place_s)]
+    return [id for id, _ in POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, ahead_s)]
 
 
 # What runs needs 1 s more: due at 20 s it can wait, due at 2.2 s it cannot. A newcomer of
@@ -139,25 +142,40 @@ def test_a_stream_that_keeps_its_pace_is_paused_for_one_that_would_begin_too_lat
 
 
 def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
-    waiting = [replace(STREAM, deadline_s=1.3)] * 8
-    assert gives_way(a_full_replica(STREAM, tokens=20), *waiting, place_s=1.0) == []
+    replica, waiting = a_full_replica(STREAM, tokens=20), replace(STREAM, deadline_s=1.3)
+    assert gives_way(replica, waiting, ahead_s=7.0) == ["stream"]
+    assert gives_way(replica, waiting, ahead_s=9.0) == []
+
+
+def test_a_stream_behind_the_first_one_counts_when_a_place_is_exchanged() -> None:
+    """The first can wait until the place is free, but then the second begins too late."""
+    replica = a_full_replica(STREAM, tokens=20)
+    first, second = (
+        replace(STREAM, id=InvocationId(n), deadline_s=due_s)
+        for n, due_s in (("first", 2.0), ("second", 2.1))
+    )
+    assert gives_way(replica, first, place_s=0.8) == []
+    assert gives_way(replica, first, second, place_s=0.8) == ["stream"]
+    assert gives_way(replica, first, replace(second, deadline_s=9.0), place_s=0.8) == []
+    assert gives_way(replica, first, replace(second, deadline_s=1.1), place_s=0.8) == []
 
 
 @pytest.mark.parametrize(
-    ("tpot_s", "batch", "is_paused"),
+    ("tpot_s", "batch", "queued", "is_paused"),
     [
-        pytest.param(inf, 4, True, id="no pace to keep"),
-        pytest.param(0.04, 1, True, id="little to compute again"),
-        pytest.param(0.04, 4, False, id="its context costs the batch half as much as its rest"),
-        pytest.param(0.03, 1, False, id="a small risk"),
+        pytest.param(inf, 4, 1, True, id="no pace to keep"),
+        pytest.param(0.04, 1, 1, True, id="little to compute again"),
+        pytest.param(0.04, 4, 1, False, id="its context costs the batch half as much as its rest"),
+        pytest.param(0.025, 1, 1, True, id="a risk"),
+        pytest.param(0.025, 1, 8, False, id="a risk, and a long queue"),
     ],
 )
-def test_a_pace_that_is_an_slo_is_not_put_at_risk(
-    tpot_s: float, batch: int, *, is_paused: bool
+def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
+    tpot_s: float, batch: int, queued: int, *, is_paused: bool
 ) -> None:
     runs = [replace(STREAM, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
     replica = a_full_replica(*runs, tokens=20)
-    assert bool(gives_way(replica, replace(STREAM, deadline_s=1.3))) == is_paused
+    assert bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued)) == is_paused
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

@@ -402,13 +402,12 @@ class PoolOrchestrator:
             Preempt(id, w.invocation.attempt - 1, replica.id, why)
             for (id, why), w in zip(victims, taken, strict=True)
         ]
-        # The calls for which they yielded get the slots; then they may run on any replica.
-        commands = (*preempted, *self._dispatcher.fill_all(event.now_s))
         for waiting in taken:
             self._join(waiting)
             if not self._backlog.policies.late_binding:
                 self._dispatcher.bind(waiting)
-        return (*commands, *self._dispatcher.fill_all(event.now_s))
+        # The calls for which they yielded get the slots; then they may run on any replica.
+        return (*preempted, *self._dispatcher.fill_all(event.now_s, last=taken))
 
     def _join(self, waiting: Waiting) -> None:
         """Add it to the queue."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 
 from cato.core.commands import Command, Dispatch
@@ -88,18 +88,23 @@ class Dispatcher:
             return self._fill(self._queue, (replica,), now_s)
         return self._fill(replica.queue, (replica,), now_s)
 
-    def fill_all(self, now_s: float) -> tuple[Command, ...]:
+    def fill_all(self, now_s: float, last: Collection[Waiting] = ()) -> tuple[Command, ...]:
+        """Place queued calls on all replicas; those in `last` after all others."""
         if self._backlog.policies.late_binding:
-            return self._fill(self._queue, self._open, now_s)
+            return self._fill(self._queue, self._open, now_s, last)
         for waiting in list(self._queue.waiting.values()):
             self.bind(waiting)
         commands: tuple[Command, ...] = ()
         for replica in list(self._open):
-            commands += self._fill(replica.queue, (replica,), now_s)
+            commands += self._fill(replica.queue, (replica,), now_s, last)
         return commands
 
     def _fill(
-        self, queue: Queue | TenantQueues, replicas: Iterable[Replica], now_s: float
+        self,
+        queue: Queue | TenantQueues,
+        replicas: Iterable[Replica],
+        now_s: float,
+        last: Collection[Waiting] = (),
     ) -> tuple[Command, ...]:
         """Offer queued calls in order to `replicas` until none of them takes another."""
         if not queue.waiting or not self._replicas.profiles:
@@ -117,14 +122,22 @@ class Dispatcher:
             if not open_:
                 return tuple(commands)
         passed_over: list[Entry] = []
+        after_others: list[Entry] = []
         for entry in self._looked_at(queue, now_s):
-            if policies.strict and passed_over and entry[0] > min(passed_over)[0]:
+            if entry[5] in last:
+                after_others.append(entry)
+                continue
+            if policies.strict and _is_behind(entry, passed_over):
                 passed_over.append(entry)
                 break
             if not self._place(entry[5], open_, now_s, commands):
                 passed_over.append(entry)
             if not open_:
                 break
+        for entry in after_others:
+            may_try = open_ and not (policies.strict and _is_behind(entry, passed_over))
+            if not may_try or not self._place(entry[5], open_, now_s, commands):
+                passed_over.append(entry)
         for entry in passed_over:
             queue.push(entry)
         return tuple(commands)
@@ -337,6 +350,11 @@ class Dispatcher:
             home=ReplicaId("") if home is None else home.replica_id,
         )
         return command, prompt_s
+
+
+def _is_behind(entry: Entry, passed_over: Sequence[Entry]) -> bool:
+    """Whether one of `passed_over` has a smaller rank value."""
+    return bool(passed_over) and entry[0] > min(passed_over)[0]
 
 
 def _load_s(invocation: Invocation, replica: Replica, command: Dispatch) -> float:

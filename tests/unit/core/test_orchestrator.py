@@ -102,6 +102,7 @@ class TakesBackSome:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
+        ahead_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         some = [r.invocation.id for r in replica.running if r.invocation.draw >= 0.3]
         return [(id, "gives way") for id in some[: len(waiting)]]
@@ -966,8 +967,10 @@ def check_questions(
             least = least if i.id in gone else min(least, rank_of[i.id])
     # An offer may ask about the newcomer alone: who waited before it was asked before.
     if order and not isinstance(event, InvocationOffered):
+        # What gave way comes after all others.
+        gave_way = {c.invocation_id for c in commands if isinstance(c, Preempt)}
         for asked_of in order:
-            for id in set(books.waiting) - {i.id for i in order}:
+            for id in set(books.waiting) - {i.id for i in order} - gave_way:
                 if books.waiting[id].tenant == asked_of.tenant:
                     assert rank_of[asked_of.id] <= rank_of[id], "out of order"
 
@@ -1521,6 +1524,20 @@ def test_what_is_taken_back_goes_to_an_idle_replica_with_early_binding_too() -> 
     assert [r.prefilling for r in pool.picture(1.0).replicas] == [1, 1]
 
 
+def test_what_is_taken_back_does_not_get_its_place_back_at_once() -> None:
+    """Its rest is short and would go first."""
+    policies = Policies(ROUTING["least-wait"], ByTokens(), preemption=TakesBackSome())
+    pool = a_pool(policies)
+    pool.handle(a_report("r"))
+    pool.handle(InvocationOffered(0.0, an_invocation("i", tokens=10, draw=0.9)))
+    pool.handle(InvocationOffered(0.0, an_invocation("j", tokens=15, draw=0.1)))
+    back, *given = pool.handle(progressed("r", ("i", 7)))
+    assert isinstance(back, Preempt)
+    assert (back.invocation_id, back.attempt) == ("i", 1)
+    assert dispatched(tuple(given)) == [("j", "r")]
+    assert [i.id for i in pool.waiting] == ["i"]
+
+
 def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_with_it() -> None:
     policies = Policies(CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome())
     pool = a_pool(policies)
@@ -1553,6 +1570,7 @@ class HearsOfPlaces:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
+        ahead_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         self.heard_s.append(place_s())
         return ()
@@ -1582,6 +1600,7 @@ class ReadsTheHead:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
+        ahead_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         ways = (waiting, waiting[:2], [waiting[-1]], [waiting[len(waiting) - 1]])
         self.seen.extend([i.id for i in way] for way in ways)

@@ -117,7 +117,7 @@ class Dispatcher:
             return self._start_mapped(policies.mapping, queue, open_, now_s)
         queue.refresh(self._backlog.rank, now_s)
         commands: list[Command] = []
-        if self.saved >= 1 and self._unbound:
+        if self.saved >= 1 and self._unbound and not last:
             self._place_reserved(open_, now_s, commands)
             if not open_:
                 return tuple(commands)

@@ -133,7 +133,11 @@ class ForesightPreemption:
         queue_s: tuple[float, float],
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
-        tokens to come first. The last value is its place in the outlook."""
+        tokens to come first. The last value is its place in the outlook.
+
+        `queue_s`: when the slot is free again, and how long after that all queued calls that can be
+        in time have started.
+        """
         running, batch = outlook.prospects, len(outlook.prospects)
         back_s, ahead_s = queue_s
         back_s += profile.prefill_s(int(max(p.context_tokens for p in running)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +14,8 @@ from typing import Protocol, TypeVar
 
 from cato.core.errors import InputError
 from cato.sim.report import Report
+
+WATCHED_EVERY_S = 1.0
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -73,7 +78,10 @@ class Experiment:
 def run_all(
     function: Callable[[T], R], jobs: Sequence[T], progress: Progress, processes: int
 ) -> list[R]:
-    """Apply `function` to every job, in order. `function` and the jobs must be picklable."""
+    """Apply `function` to every job, in order. `function` and the jobs must be picklable.
+
+    The processes end with this one, even if it is killed.
+    """
     results: list[R] = []
     progress(0, len(jobs))
     if processes <= 1 or len(jobs) <= 1:
@@ -82,8 +90,29 @@ def run_all(
             progress(len(results), len(jobs))
         return results
     # Spawned, not forked: threads of numba and matplotlib do not survive a fork.
-    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
+    with ProcessPoolExecutor(
+        processes, get_context("forkserver"), initializer=_end_with, initargs=(os.getpid(),)
+    ) as pool:
         for result in pool.map(function, jobs, chunksize=max(1, len(jobs) // (processes * 40))):
             results.append(result)
             progress(len(results), len(jobs))
     return results
+
+
+def _end_with(pid: int) -> None:
+    """End this process when the other one is gone: its queue would keep this one busy."""
+
+    def watch() -> None:
+        while _lives(pid):
+            time.sleep(WATCHED_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -144,10 +144,16 @@ class Backlog:
         return is_new_mix
 
     def _load_again(self) -> None:
-        """The profiles have changed: what is queued takes less time or more."""
+        """The profiles have changed: what is queued takes less time or more.
+
+        What came before the first replica keeps no load: nobody is refused for a queue that grew
+        only because engines were starting.
+        """
         if not self._accepting:
             return
         for id, waiting in self.waiting.items():
+            if not waiting.load_s:
+                continue
             load_s = self._load_of(waiting.invocation)
             self.load_s += load_s - waiting.load_s
             self.pressure.changed(id, load_s)

@@ -87,6 +87,10 @@ class FirstTokenSent:
     invocation_id: InvocationId
 
 
+# Replicas, live and simulated, report a stream every so many tokens.
+REPORT_STEPS = 20
+
+
 @record
 class ReplicaProgressed:
     """How many tokens each invocation of the replica has generated in its present attempt."""

@@ -394,20 +394,11 @@ class PoolOrchestrator:
         if replica is None:
             return ()
         self._leases.progress(replica, event)
-        victims = self._preempted(replica, event.now_s)
-        if not victims:
-            return self._dispatcher.fill_one(replica, event.now_s)
-        taken = [self._take_back(replica, id) for id, _ in victims]
-        preempted = [
-            Preempt(id, w.invocation.attempt - 1, replica.id, why)
-            for (id, why), w in zip(victims, taken, strict=True)
-        ]
-        for waiting in taken:
-            self._join(waiting)
-            if not self._backlog.policies.late_binding:
-                self._dispatcher.bind(waiting)
-        # The calls for which they yielded get the slots; then they may run on any replica.
-        return (*preempted, *self._dispatcher.fill_all(event.now_s, last=taken))
+        preempted = self._preempt(replica, event.now_s)
+        if preempted:  # the calls for which they yielded get the slots; then they may run anywhere
+            last = {p.invocation_id for p in preempted}
+            return preempted + self._dispatcher.fill_all(event.now_s, last)
+        return self._dispatcher.fill_one(replica, event.now_s)
 
     def _join(self, waiting: Waiting) -> None:
         """Add it to the queue."""
@@ -416,8 +407,7 @@ class PoolOrchestrator:
 
     # Preemption
 
-    def _preempted(self, replica: Replica, now_s: float) -> Sequence[tuple[InvocationId, str]]:
-        """The calls that yield their slots there, and why."""
+    def _preempt(self, replica: Replica, now_s: float) -> tuple[Preempt, ...]:
         policies, backlog = self._backlog.policies, self._backlog
         queue = backlog.queue if policies.late_binding else replica.queue
         if policies.preemption is None or not queue.waiting or not self._replicas.profiles:
@@ -428,7 +418,11 @@ class PoolOrchestrator:
             replica, head, now_s, self._next_place_s, backlog.ahead_s(now_s)
         )
         head.put_back()
-        return [v for v in victims if replica.leases[v[0]].invocation.resumable]
+        return tuple(
+            self._take_back(replica, id, reason)
+            for id, reason in victims
+            if replica.leases[id].invocation.resumable
+        )
 
     def _next_place_s(self) -> float:
         """Seconds until the pool's next batch slot frees, judged by a sample of its replicas."""
@@ -436,14 +430,17 @@ class PoolOrchestrator:
         looked_at = accepting[:: max(1, len(accepting) // PLACES_LOOKED_AT)]
         return min([r.wait_s for r in looked_at], default=inf)
 
-    def _take_back(self, replica: Replica, id: InvocationId) -> Waiting:
-        """The rest of a call that yields; it has not joined the queue yet."""
+    def _take_back(self, replica: Replica, id: InvocationId, reason: str) -> Preempt:
         running = replica.leases[id]
         before = running.invocation
         self._leases.release(id)
         self._taken_back[id] = before.attempt
         invocation = before.continued(before.attempt + 1, running.tokens, running.first_token_at_s)
-        return self._dispatcher.waiting(invocation, has_turn=True)
+        waiting = self._dispatcher.waiting(invocation, has_turn=True)
+        self._join(waiting)
+        if not self._backlog.policies.late_binding:
+            self._dispatcher.bind(waiting)
+        return Preempt(id, before.attempt, replica.id, reason)
 
 
 def _superseded(id: InvocationId, newer: RunId) -> Refuse:

@@ -7,12 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from cato.control.messages import Told
-from cato.core.events import ReplicaProgressed
+from cato.core.events import REPORT_STEPS, ReplicaProgressed
 from cato.core.ids import InvocationId, ReplicaId
 
-# A stream is reported every PROGRESS_TOKENS tokens, as in the simulator, but reports are at least
-# PROGRESS_EVERY_S apart: streams share a report.
-PROGRESS_TOKENS = 20
+# Reports are at least this far apart: streams share one.
 PROGRESS_EVERY_S = 0.1
 # Preemption orders may arrive before their calls, which travel over another link.
 MAX_EARLY = 1000
@@ -67,7 +65,7 @@ class Progress:
     def note(self, id: InvocationId, tokens: int) -> bool:
         """Note progress; return True if the router has preempted the stream."""
         self._tokens[id] = tokens
-        if tokens - self._reported[id] >= PROGRESS_TOKENS and self._timer is None:
+        if tokens - self._reported[id] >= REPORT_STEPS and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self._last_s + PROGRESS_EVERY_S, self._tell)
         return id in self._preempted

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import psutil
+
 from cato.core.errors import InputError
 from cato.sim.report import Report
-
-WATCHED_EVERY_S = 1.0
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -103,16 +103,8 @@ def _end_with(pid: int) -> None:
     """End this process when the other one is gone: its queue would keep this one busy."""
 
     def watch() -> None:
-        while _lives(pid):
-            time.sleep(WATCHED_EVERY_S)
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

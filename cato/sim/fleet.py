@@ -14,13 +14,13 @@ from cato.core.ids import InvocationId, PoolName
 from cato.core.snapshot import Invocation
 from cato.sim.calls import Call, CallsRun, TaskRun
 from cato.sim.kernel import Alarms, Kernel
-from cato.sim.pool import REPORT_STEPS, PoolSetup, Recorder, SimPool
+from cato.sim.pool import PoolSetup, Recorder, SimPool
 from cato.sim.shared_pool import SharedPool, SharedSetup
 from cato.sim.tasks import Outcome, SimTask
 from cato.sim.workflow_runs import WorkflowRun
 from cato.sim.workflow_tasks import WorkflowTask
 
-__all__ = ["REPORT_STEPS", "Fleet", "PoolSetup", "Recorder", "SimPool"]
+__all__ = ["Fleet", "PoolSetup", "Recorder", "SimPool"]
 
 
 class Fleet:

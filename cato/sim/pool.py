@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.events import (
+    REPORT_STEPS,
     Event,
     FirstTokenSent,
     InvocationEnded,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from cato.sim.fleet import Fleet
 
 Recorder = Callable[[PoolName, Event], None]
-# Decode steps between two token reports of a replica; live replicas use the same.
-REPORT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,9 +172,9 @@ class Users:
             self.fleet.kernel.at(again_s, self._begin, playing, index, 0.0, tried + 1)
             return
         if outcome.is_finished:
-            first = self.played[playing.turn_id(index)]
-            took_s = now_s - first.outcome.task.arrived_at_s
-            self.played[first.outcome.task.id] = replace(first, took_s=took_s)
+            id = playing.turn_id(index)
+            first = self.played[id]
+            self.played[id] = replace(first, took_s=now_s - first.outcome.task.arrived_at_s)
         for follower in playing.end(index):
             self._schedule(playing, follower)
         if playing.left == 0:

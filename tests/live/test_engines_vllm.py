@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from kits.engine_conformance import EngineConformance, a_request, collect
+from kits.processes import is_alive
 
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.ids import ModelName
@@ -282,13 +283,6 @@ async def test_no_engine_outlives_a_killed_zygote() -> None:
         assert (await collect(engine, a_request()))[-1].output_tokens > 0
         await engine.stop()
         await zygote.stop()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def descendants(pid: int) -> set[int]:

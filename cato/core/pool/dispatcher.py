@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 
 from cato.core.commands import Command, Dispatch
 from cato.core.decision import Admit, Defer, Hold
-from cato.core.ids import PoolName, ReplicaId
+from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.policies import MappingPolicy
 from cato.core.pool.backlog import Backlog, load_of, work_alone
 from cato.core.pool.leases import Leases
@@ -88,7 +89,7 @@ class Dispatcher:
             return self._fill(self._queue, (replica,), now_s)
         return self._fill(replica.queue, (replica,), now_s)
 
-    def fill_all(self, now_s: float, last: Collection[Waiting] = ()) -> tuple[Command, ...]:
+    def fill_all(self, now_s: float, last: Collection[InvocationId] = ()) -> tuple[Command, ...]:
         """Place queued calls on all replicas; those in `last` after all others."""
         if self._backlog.policies.late_binding:
             return self._fill(self._queue, self._open, now_s, last)
@@ -104,7 +105,7 @@ class Dispatcher:
         queue: Queue | TenantQueues,
         replicas: Iterable[Replica],
         now_s: float,
-        last: Collection[Waiting] = (),
+        last: Collection[InvocationId] = (),
     ) -> tuple[Command, ...]:
         """Offer queued calls in order to `replicas` until none of them takes another."""
         if not queue.waiting or not self._replicas.profiles:
@@ -122,22 +123,14 @@ class Dispatcher:
             if not open_:
                 return tuple(commands)
         passed_over: list[Entry] = []
-        after_others: list[Entry] = []
-        for entry in self._looked_at(queue, now_s):
-            if entry[5] in last:
-                after_others.append(entry)
-                continue
-            if policies.strict and _is_behind(entry, passed_over):
+        for entry in self._looked_at(queue, now_s, last):
+            if policies.strict and passed_over and entry[0] > min(passed_over)[0]:
                 passed_over.append(entry)
                 break
             if not self._place(entry[5], open_, now_s, commands):
                 passed_over.append(entry)
             if not open_:
                 break
-        for entry in after_others:
-            may_try = open_ and not (policies.strict and _is_behind(entry, passed_over))
-            if not may_try or not self._place(entry[5], open_, now_s, commands):
-                passed_over.append(entry)
         for entry in passed_over:
             queue.push(entry)
         return tuple(commands)
@@ -167,11 +160,15 @@ class Dispatcher:
             commands += [self._dispatch(w, replica, batch.reason, now_s) for w in started]
         return tuple(commands)
 
-    def _looked_at(self, queue: Queue | TenantQueues, now_s: float) -> Iterator[Entry]:
-        """The calls that the policies look at, in their order."""
+    def _looked_at(
+        self, queue: Queue | TenantQueues, now_s: float, last: Collection[InvocationId]
+    ) -> Iterator[Entry]:
+        """The calls that the policies look at, in their order; those in `last` at the end."""
         policies = self._backlog.policies
         entries = self._walk(queue, policies.window or len(queue), now_s)
-        return _shuffled(entries, queue) if policies.shuffled else entries
+        if policies.shuffled:
+            entries = _shuffled(entries, queue)
+        return _others_first(entries, last, queue) if last else entries
 
     def _walk(self, queue: Queue | TenantQueues, most: int, now_s: float) -> Iterator[Entry]:
         """Take the first `most` calls out of the queue's order."""
@@ -352,13 +349,26 @@ class Dispatcher:
         return command, prompt_s
 
 
-def _is_behind(entry: Entry, passed_over: Sequence[Entry]) -> bool:
-    """Whether one of `passed_over` has a smaller rank value."""
-    return bool(passed_over) and entry[0] > min(passed_over)[0]
-
-
 def _load_s(invocation: Invocation, replica: Replica, command: Dispatch) -> float:
     return load_of(invocation, replica.profile, replica.max_running, command.cached_tokens)
+
+
+def _others_first(
+    entries: Iterator[Entry], last: Collection[InvocationId], queue: Queue | TenantQueues
+) -> Iterator[Entry]:
+    """`entries`, those in `last` at the end; what of these is not taken returns to the queue."""
+    left: deque[Entry] = deque()
+    try:
+        for entry in entries:
+            if entry[3] in last:
+                left.append(entry)
+            else:
+                yield entry
+        while left:
+            yield left.popleft()
+    finally:
+        for entry in left:
+            queue.push(entry)
 
 
 def _shuffled(entries: Iterator[Entry], queue: Queue | TenantQueues) -> Iterator[Entry]:

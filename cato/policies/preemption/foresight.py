@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
+from cato.core.events import REPORT_STEPS
 from cato.core.ids import InvocationId
 from cato.core.pool.window import takes_prompt
 from cato.core.profile import Profile
@@ -20,9 +21,6 @@ from cato.policies.outlook import (
     outlook_of,
     prospect_of_newcomer,
 )
-
-# Replicas report the tokens of their calls every so many steps; then one may yield.
-STEPS_TO_YIELD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +86,23 @@ class ForesightPreemption:
         wait_s = place_s()
         if wait_s <= 0:
             return ()
-        return self._exchange(replica, outlook, waiting, now_s, (wait_s, ahead_s))
+        return self._exchange(replica, waiting, now_s, wait_s, ahead_s)
 
     def _exchange(
         self,
         replica: ReplicaView,
-        outlook: Outlook,
         waiting: Sequence[Invocation],
         now_s: float,
-        queue_s: tuple[float, float],
+        place_s: float,
+        ahead_s: float,
     ) -> Sequence[tuple[InvocationId, str]]:
-        """Whether the head of the queue, which gets the slot, should take another call's slot.
-
-        `queue_s`: until the next slot frees, and until all that can be in time have started.
-        """
+        """Whether the head of the queue, which gets the slot, should take another call's slot."""
+        outlook = replica.derived(outlook_of, now_s)
         profile, running, first = replica.profile, outlook.prospects, waiting[0]
-        place_s, ahead_s = queue_s
         service_s = profile.service_s(first.prompt_tokens, first.expected_tokens, len(running))
-        back_s = now_s + min(place_s, service_s)
-        losses = self._losses(profile, outlook, len(waiting), now_s, (back_s, ahead_s))
+        again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
+        back_s = now_s + min(place_s, service_s) + again_s
+        losses = self._losses(profile, outlook, len(waiting), back_s, back_s + ahead_s)
         if not losses:
             return ()
         loss, _, at = min(losses)
@@ -129,19 +125,16 @@ class ForesightPreemption:
         profile: Profile,
         outlook: Outlook,
         queued: int,
-        now_s: float,
-        queue_s: tuple[float, float],
+        back_s: float,
+        late_s: float,
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
         tokens to come first. The last value is its place in the outlook.
 
-        `queue_s`: when the slot is free again, and how long after that all queued calls that can be
-        in time have started.
+        It would go on at `back_s`, when the slot is free again, or at `late_s`, after all queued
+        calls that can be in time.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
-        back_s, ahead_s = queue_s
-        back_s += profile.prefill_s(int(max(p.context_tokens for p in running)))
-        late_s = back_s + ahead_s
         may_exchange = queued <= self.longest_queue
         most_loss = 1.0 if may_exchange else self.most_loss
         soon = chances(profile, back_s, running) if may_exchange else []
@@ -151,7 +144,7 @@ class ForesightPreemption:
             if not p.invocation.resumable or p.invocation.session:
                 continue
             if p.invocation.until_first_token or p.invocation.deadline_s == inf:
-                loss, left_s = _pace_loss(p, now_s, late_s, step_s), p.left_tokens * step_s
+                loss, left_s = _pace_loss(p, late_s, step_s), p.left_tokens * step_s
                 if p.due_s < inf and (
                     loss > most_loss
                     or profile.prefill_s(int(p.context_tokens)) > self.again * left_s / batch
@@ -164,7 +157,7 @@ class ForesightPreemption:
         return found
 
 
-def _pace_loss(prospect: Prospect, now_s: float, back_s: float, step_s: float) -> float:
+def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:
     """The chance that a stream falls behind its target pace if it goes on at `back_s` only.
 
     A longer rest can make up for more: each token gains the difference to the pace.
@@ -172,8 +165,7 @@ def _pace_loss(prospect: Prospect, now_s: float, back_s: float, step_s: float) -
     if prospect.due_s == inf:
         return 0.0
     pace_s = prospect.invocation.tpot_target_s
-    ahead_of_pace_s = prospect.due_s - pace_s * prospect.left_tokens - now_s
-    behind_s = back_s - now_s - ahead_of_pace_s
+    behind_s = back_s - (prospect.due_s - pace_s * prospect.left_tokens)
     if behind_s <= 0:
         return 0.0
     return prospect.chance(behind_s / (pace_s - step_s)) if pace_s > step_s else 1.0
@@ -190,7 +182,7 @@ def _gained_behind(
     for before, invocation in pairwise(waiting):
         context_tokens = before.prompt_tokens + before.expected_tokens
         turn_s = profile.prefill_s(before.prompt_tokens)
-        turn_s += STEPS_TO_YIELD * profile.decode_step_s(1, context_tokens)
+        turn_s += REPORT_STEPS * profile.decode_step_s(1, context_tokens)
         start_s += min(place_s, turn_s)
         if not (before.until_first_token and invocation.until_first_token):
             break

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from kits.engine_conformance import a_request, collect, text_of
+from kits.processes import is_alive
 
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.hung import HungRule
@@ -582,13 +583,6 @@ async def test_an_engine_that_computes_in_silence_goes_on(zygote: Zygote) -> Non
 async def test_socket_path_that_is_too_long_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match="shorter socket folder"):
         await Zygote("/tmp/" + "x" * 120, preload=False).ready()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from cato.sim.experiment import WATCHED_EVERY_S
+from kits.processes import is_alive
 
 RUN = """
 import sys
@@ -28,13 +28,6 @@ def busy(folder):
 PATIENCE_S = 60.0
 
 
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_they_end_when_it_is_killed(tmp_path: Path) -> None:
     (tmp_path / "lab_jobs.py").write_text(JOBS)
     (tmp_path / "run.py").write_text(RUN)
@@ -50,6 +43,6 @@ def test_they_end_when_it_is_killed(tmp_path: Path) -> None:
         assert len(pids) == 2
         run.send_signal(signal.SIGKILL)
     until_s = time.monotonic() + PATIENCE_S
-    while any(map(lives, pids)) and time.monotonic() < until_s:
-        time.sleep(WATCHED_EVERY_S / 4)
-    assert not any(map(lives, pids))
+    while any(map(is_alive, pids)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not any(map(is_alive, pids))

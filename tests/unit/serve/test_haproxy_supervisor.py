@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from kits.processes import is_alive
 
 from cato.serve import haproxy
 from cato.serve.ports import free_port
@@ -195,10 +196,3 @@ def test_without_its_host_it_ends(
     place.processes[0].wait()
     until(lambda: not is_alive(supervisor))
     until(lambda: place.get() is None)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from ingress_kit import a_pool, running
+from kits.processes import is_alive
 from nodes_kit import Fixed
 
 from cato.config.checkers import CheckerArgs
@@ -42,13 +43,6 @@ def a_script(script: str, *words: str, **limits: float) -> CheckerSpec:
 def checked(spec: CheckerSpec, code: str = "x = 1\n", name: str = "tool") -> dict[str, Any]:
     settings = ValidateSettings(Fixed(code), Fixed(spec.language), (name,))
     return asyncio.run(validate.run("check", settings, {}, Checkers({"tool": spec})))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def until(holds: Callable[[], bool]) -> None:

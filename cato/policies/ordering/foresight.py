@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, inf, log
+from math import inf
 
 from cato.core.decision import Rank
 from cato.core.policies import Work
@@ -13,8 +13,6 @@ from cato.policies.outlook import UNLIKELY, chance_alone
 URGENT, PACED, UNBOUND, HOPELESS = 0, 1, 2, 3
 # The rank of a call with slack is computed again after this share of it, as the queue may grow.
 REVIEW, LEAST_REVIEW_S = 0.5, 1e-3
-# Parts of a class so small that no two calls share one.
-NONE_ALIKE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +22,7 @@ class ForesightOrdering:
     Urgent: the slack is shorter than `of_queue` of the queued work that can be met plus
     `margin` times the call's own. Of the urgent calls the shortest goes first: it costs the others
     least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
-    belief about its length. Work that differs by less than `alike` counts as equal and goes by
-    arrival. If more than `deep` of the work was missed lately, streams are told apart `finer` times
-    as well: in a deep overload those that go by arrival begin just too late. In a flood, when the
-    queued work is more than `flood` times the slack, none are alike.
+    belief about its length.
 
     Calls that are not urgent go by slack: where all can be met, that order meets them. If more than
     `overload` of the work was missed lately, slack below `urgency` times the own work is urgent.
@@ -47,11 +42,7 @@ class ForesightOrdering:
     urgency: float = 40.0
     calm: float = 5.0
     brief: float = 0.3
-    deep: float = 0.1
-    finer: int = 4
-    flood: float = 5.0
     unlikely: float = UNLIKELY
-    alike: float = 1.2
     # For sessions: a second of waiting offsets this much additional work.
     aging: float = 0.05
     # A rank by chance is computed again after this share of the work, because it changes over time.
@@ -83,19 +74,11 @@ class ForesightOrdering:
                 return Rank(HOPELESS, f"hopeless by {-slack_s:.3f} s", key=work_s)
             reason = f"urgent, {slack_s:.3f} s of slack"
             until_s = deadline_s - work.remaining_s
-            parts = self.finer if work.missed > self.deep else 1
-            if work.ahead_s > self.flood * slack_s:
-                parts = NONE_ALIKE
-            key = self._class_of(work_s, parts)
-            return Rank(URGENT, reason, key, until_s + 1e-9 * abs(until_s), worsens=True)
+            return Rank(URGENT, reason, work_s, until_s + 1e-9 * abs(until_s), worsens=True)
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:
             reason = f"likely late, {slack_s:.3f} s of slack, chance {chance:.2f}"
             return Rank(HOPELESS, reason, key=work_s)
         reason = f"urgent, in time with chance {chance:.2f}, {slack_s:.3f} s of slack"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
-        return Rank(URGENT, reason, self._class_of(work_s / chance), until_s, worsens=True)
-
-    def _class_of(self, work_s: float, parts: int = 1) -> float:
-        """Classes of work, each `alike` times as long as the previous one, in `parts` each."""
-        return floor(parts * log(work_s) / log(self.alike)) / parts if work_s > 0 else -inf
+        return Rank(URGENT, reason, work_s / chance, until_s, worsens=True)

@@ -23,7 +23,8 @@ class LeastLateness:
     A turn of an agent has 100,000 tokens, of which 1,000 are new. Where its context is cached this
     is a tenth of a second of work; elsewhere it is twelve seconds, which delay all others there.
     Cost, in seconds, is the sum of: expected lateness of the first token; that of the last one
-    behind the target pace; `move_s` and the recomputation when it leaves a warm cache; the excess
+    behind the target pace, and the same of the answers that run there, as each call makes steps
+    longer; `move_s` and the recomputation when it leaves a warm cache; the excess
     of the replica's working set over its KV cache, as the part of a whole prefill that each later
     turn will pay for it; `spread_s_per_mtoken` of the working set, so that new sessions are spread;
     a little of the expected time; and `harm_weight` times its prefill time for each running answer
@@ -61,6 +62,8 @@ class LeastLateness:
         for replica, tokens in zip(replicas, cached, strict=True):
             is_home = replica.is_home(invocation)
             late_s, cost_s = self._cost_s(turn, replica, tokens, pool.now_s, is_home)
+            if is_home or cost_s <= least[0]:
+                cost_s += turn.slows_others_s(replica)
             if is_home:
                 home = replica, cost_s
             if cost_s <= least[0]:
@@ -164,6 +167,15 @@ class _Turn:
             return 0.0
         late_s = step_beside_s(invocation, replica) - invocation.tpot_target_s
         return max(0.0, (invocation.expected_tokens - 1) * late_s)
+
+    def slows_others_s(self, replica: ReplicaView) -> float:
+        """How much later than their target pace the answers that run there are expected beside it,
+        in total."""
+        paced = [r for r in replica.running if r.invocation.tpot_target_s < inf]
+        if not paced:
+            return 0.0
+        step_s = step_beside_s(self.invocation, replica)
+        return sum(max(0.0, step_s - r.invocation.tpot_target_s) * r.left_tokens for r in paced)
 
     def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
         """Prefill times of its prompt.

@@ -10,7 +10,7 @@ from kits.builders import a_replica, an_invocation
 
 from cato.core.decision import Admit, Defer, Hold, Route
 from cato.core.ids import PoolName
-from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, Running
 from cato.lab.studies.agent_fleet import card_profile
 from cato.policies.admission.working_set import WorkingSetAdmission
 from cato.policies.routing.block_cost import BlockCost
@@ -73,6 +73,22 @@ def test_a_new_session_goes_where_its_answers_keep_their_pace() -> None:
     for tpot_s, expected in ((0.1, "a"), (0.04, "b")):
         turn = replace(in_no_hurry, tpot_target_s=tpot_s)
         assert chosen(LeastLateness().route(turn, a_pool_of(slow, fast))) == expected
+
+
+def test_a_new_session_goes_where_it_leaves_others_their_pace() -> None:
+    """Two answers beside it take 25 ms a token at "a", nearly twice their target; at "b" its prompt
+    waits."""
+    waits = a_card("b", prompts_ahead_s=5.0)
+    turn = replace(a_turn(), deadline_s=100.0)
+    for tpot_s, expected in ((0.1, "a"), (0.012, "b")):
+        calls = [
+            replace(a_turn("other", id), tpot_target_s=tpot_s, expected_tokens=1_000)
+            for id in ("c", "d")
+        ]
+        running = tuple(Running(c, 0.0, 20.0) for c in calls)
+        busy = a_card("a", held=2, running=running, context_tokens=2 * PROMPT)
+        pool = a_pool_of(busy, waits)
+        assert chosen(LeastLateness(harm_weight=0.0).route(turn, pool)) == expected
 
 
 def test_a_late_turn_leaves_the_room_to_turns_in_time_once_its_like_had_their_share() -> None:

@@ -78,6 +78,10 @@ def simulate(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the cells of `robustness` and of their runs.")
     ] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Append finished cells of `robustness` to this file; go on from there."),
+    ] = None,
 ) -> None:
     """Run an experiment or a scenario in the simulator and print its metrics.
 
@@ -102,6 +106,7 @@ def simulate(
             tuple(users or ()),
             cells,
             seed,
+            keep,
         )
         if chosen is None:
             if policy or metric or json_file:

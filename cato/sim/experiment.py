@@ -37,7 +37,8 @@ class Options:
 
     `quick`: a shorter version that takes minutes, where the experiment has one. `users`: users per
     replica, for studies with closed-loop users (empty: the study's default). `cells` and `draw`:
-    number and seed of random cells, for studies that draw them (0: the fixed cells).
+    number and seed of random cells, for studies that draw them (0: the fixed cells). `kept`: a file
+    of finished cells, for studies that take hours.
     """
 
     seeds: tuple[int, ...]
@@ -49,6 +50,7 @@ class Options:
     users: tuple[float, ...] = ()
     cells: int = 0
     draw: int = 0
+    kept: Path | None = None
 
     def needed(self, option: str) -> Path:
         """The path given by `--trace` or `--dataset`; raise `InputError` when it is missing."""
@@ -76,26 +78,35 @@ class Experiment:
 
 
 def run_all(
-    function: Callable[[T], R], jobs: Sequence[T], progress: Progress, processes: int
+    function: Callable[[T], R],
+    jobs: Sequence[T],
+    progress: Progress,
+    processes: int,
+    keep: Callable[[R], object] = lambda result: None,
 ) -> list[R]:
     """Apply `function` to every job, in order. `function` and the jobs must be picklable.
 
-    The processes end with this one, even if it is killed.
+    `keep` gets each result, in order, as soon as it is there. The processes end with this one, even
+    if it is killed.
     """
     results: list[R] = []
     progress(0, len(jobs))
+
+    def add(result: R) -> None:
+        keep(result)
+        results.append(result)
+        progress(len(results), len(jobs))
+
     if processes <= 1 or len(jobs) <= 1:
         for job in jobs:
-            results.append(function(job))
-            progress(len(results), len(jobs))
+            add(function(job))
         return results
     # Spawned, not forked: threads of numba and matplotlib do not survive a fork.
     with ProcessPoolExecutor(
         processes, get_context("forkserver"), initializer=_end_with, initargs=(os.getpid(),)
     ) as pool:
         for result in pool.map(function, jobs, chunksize=max(1, len(jobs) // (processes * 40))):
-            results.append(result)
-            progress(len(results), len(jobs))
+            add(result)
     return results
 
 

@@ -9,7 +9,7 @@ twenty. The cells with the largest regret run again on fresh seeds, and those re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -20,7 +20,8 @@ from cato.core.errors import InputError
 from cato.lab.studies import matrix, matrix_cells
 from cato.lab.study import Cell, Study, chosen_arms
 from cato.policies.schedulers import FORESIGHT
-from cato.sim.experiment import Options, Progress, run_all
+from cato.sim.experiment import Options, Progress
+from cato.sim.kept import Kept
 from cato.sim.plots import heat_map, save
 from cato.sim.report import Mean, Report, Sample, Setting, Target, mean_and_stderr
 
@@ -155,16 +156,18 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
     again = min(effort.worst, count)
     first = options.draw * SEEDS_A_DRAW
     seeds = tuple(range(first, first + 2 * effort.half))
-    jobs = [_Job(options, i, seeds) for i in range(count)]
-    once = run_all(
-        partial(duel, arms), jobs, lambda done, of: progress(done, of + again), options.jobs
-    )
+    kept = Kept(options.kept, replace(options, jobs=1, kept=None), Duel)
+
+    def duels(jobs: Sequence[_Job], before: int, of: int) -> list[Duel]:
+        return kept.run_all(
+            partial(duel, arms), jobs, lambda done, _: progress(before + done, of), options.jobs
+        )
+
+    once = duels([_Job(options, i, seeds) for i in range(count)], 0, count + again)
     worst = sorted(range(count), key=lambda i: (-once[i].regret, i))[:again]
     fresh = tuple(range(seeds[-1] + 1, seeds[-1] + 1 + effort.fresh))
     jobs = [_Job(options, i, fresh, once[i].rival) for i in worst]
-    decided = run_all(
-        partial(duel, arms), jobs, lambda done, of: progress(count + done, count + of), options.jobs
-    )
+    decided = duels(jobs, count, count + again)
     return report_of(study.name, (*seeds, *fresh), once, decided)
 
 

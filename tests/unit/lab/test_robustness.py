@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pytest
 
+from cato.core.errors import InputError
 from cato.core.events import Event, ReplicaReported
 from cato.core.ids import PoolName
 from cato.core.slo import SloMetric
@@ -175,6 +176,42 @@ def test_the_study_compares_on_seeds_that_did_not_choose(monkeypatch: pytest.Mon
     fresh = [(arm, 5000 + k) for k in (4, 5, 6) for arm in (FORESIGHT, "edf")]
     assert ran == [*first, *compared, *first, *compared, *fresh]
     assert report.targets[0].measured == pytest.approx(5.0)
+
+
+def test_a_study_that_was_ended_goes_on_with_the_cells_that_it_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[int] = []
+
+    def sample(cell: object, arm: str, seed: int) -> Sample:
+        ran.append(seed)
+        if len(ran) == fails_at:
+            raise KeyboardInterrupt
+        return a_sample(arm, {FORESIGHT: 0.9, "sjf": 0.8}[arm] + seed / 1e6, seed)
+
+    monkeypatch.setattr("cato.lab.study.Cell.sample", sample)
+    monkeypatch.setattr(robustness, "USUAL", robustness.Effort(half=1, worst=1, fresh=2))
+    study, kept = as_experiment(robustness.STUDY), tmp_path / "kept"
+    usual = Options((1,), (FORESIGHT, "sjf"), cells=2, draw=5)
+    fails_at = 0
+    whole = study.run(usual, silent).to_json()
+    a_cell, a_worst_cell = 3, 4
+    assert len(ran) == 2 * a_cell + a_worst_cell
+    for fails_at in (a_cell + 1, a_cell + 1, 0):  # twice at the start of the second cell left
+        ran.clear()
+        if fails_at:
+            with pytest.raises(KeyboardInterrupt):
+                study.run(replace(usual, kept=kept), silent)
+            with kept.open("a") as file:
+                file.write('{"setting": {"tra')
+        else:
+            assert study.run(replace(usual, kept=kept), silent).to_json() == whole
+            assert len(ran) == a_worst_cell
+    ran.clear()
+    assert study.run(replace(usual, kept=kept), silent).to_json() == whole
+    assert not ran
+    with pytest.raises(InputError, match="other options"):
+        study.run(replace(usual, draw=6, kept=kept), silent)
 
 
 def test_a_small_cell_runs_and_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,75 @@
+"""Results of a long run in a file, so that a run that was ended goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import cato
+from cato.core.errors import InputError
+from cato.sim.experiment import Options, Progress, run_all
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# What results of simulations depend on.
+_CODE = ("core", "estimators", "lab", "policies", "profiles", "sim")
+
+T = TypeVar("T")
+R = TypeVar("R", bound="DataclassInstance")
+
+
+class Kept(Generic[R]):
+    """The results of a run, in order, one JSON line each; nothing is kept if `path` is None.
+
+    Results are dataclasses that a round trip through JSON does not change. The first line
+    identifies the run: its options and the code. A file of another run is refused with an
+    `InputError`. A line that was cut off when the run was ended is dropped.
+    """
+
+    def __init__(self, path: Path | None, options: Options, result: Callable[..., R]) -> None:
+        self._path = path
+        self._known: list[R] = []
+        if path is None:
+            return
+        head = json.dumps({"options": repr(options), "code": code_digest()})
+        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+        if lines[0] not in ("", head):
+            reason = "it has cells of other code or other options; name another file or delete it"
+            raise InputError(f"cannot go on from {path}: {reason}")
+        whole = lines[1:-1]
+        self._known = [result(**json.loads(line)) for line in whole]
+        text = "".join(f"{line}\n" for line in (head, *whole))
+        path.write_text(text, encoding="utf-8")
+
+    def run_all(
+        self, function: Callable[[T], R], jobs: Sequence[T], progress: Progress, processes: int
+    ) -> list[R]:
+        """As `run_all`; results that are kept are taken from there, in order."""
+        found, self._known = self._known[: len(jobs)], self._known[len(jobs) :]
+        before = len(found)
+        return found + run_all(
+            function,
+            jobs[before:],
+            lambda done, _: progress(before + done, len(jobs)),
+            processes,
+            self._keep,
+        )
+
+    def _keep(self, result: R) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+
+
+def code_digest() -> str:
+    """A digest of the source code that results of simulations depend on."""
+    root, digest = Path(cato.__file__).parent, hashlib.sha256()
+    for folder in _CODE:
+        for file in sorted((root / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

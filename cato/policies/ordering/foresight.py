@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf, log
 
 from cato.core.decision import Rank
 from cato.core.policies import Work
 from cato.core.snapshot import Invocation
 from cato.policies.outlook import UNLIKELY, chance_alone
 
-URGENT, PACED, UNBOUND, HOPELESS = 0, 1, 2, 3
+URGENT, PACED, DOUBTFUL, UNBOUND, HOPELESS = range(5)
 # The rank of a call with slack is computed again after this share of it, as the queue may grow.
 REVIEW, LEAST_REVIEW_S = 0.5, 1e-3
 
@@ -22,7 +22,13 @@ class ForesightOrdering:
     Urgent: the slack is shorter than `of_queue` of the queued work that can be met plus
     `margin` times the call's own. Of the urgent calls the shortest goes first: it costs the others
     least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
-    belief about its length.
+    belief about its length. Streams whose work differs by less than `alike` go by arrival: as their
+    lengths are uncertain, it is better to keep those that can wait until a burst is over.
+
+    Doubtful: a stream that is in time only if its first token comes as soon as predicted. Its
+    slack is shorter than `doubt` times the predicted time plus a step, and than `most_doubt` of the
+    slack that it came with. Such calls follow those that can be met. Otherwise, in an overload, the
+    oldest call that is not hopeless would go first and begin just too late, again and again.
 
     Calls that are not urgent go by slack: where all can be met, that order meets them. If more than
     `overload` of the work was missed lately, slack below `urgency` times the own work is urgent.
@@ -43,6 +49,9 @@ class ForesightOrdering:
     calm: float = 5.0
     brief: float = 0.3
     unlikely: float = UNLIKELY
+    alike: float = 1.2
+    doubt: float = 1.0
+    most_doubt: float = 0.15
     # For sessions: a second of waiting offsets this much additional work.
     aging: float = 0.05
     # A rank by chance is computed again after this share of the work, because it changes over time.
@@ -72,9 +81,19 @@ class ForesightOrdering:
                 if invocation.session:
                     work_s += self.aging * invocation.arrived_at_s
                 return Rank(HOPELESS, f"hopeless by {-slack_s:.3f} s", key=work_s)
+            doubt_s = 0.0
+            if is_stream:
+                came_with_s = slack_s + now_s - invocation.arrived_at_s
+                doubt_s = min(
+                    self.doubt * work.remaining_s + work.token_s, self.most_doubt * came_with_s
+                )
+            latest_s = deadline_s - work.remaining_s
+            latest_s += 1e-9 * abs(latest_s)
+            if slack_s < doubt_s:
+                reason = f"doubtful, {slack_s:.3f} s of slack"
+                return Rank(DOUBTFUL, reason, work_s, latest_s, worsens=True)
             reason = f"urgent, {slack_s:.3f} s of slack"
-            until_s = deadline_s - work.remaining_s
-            return Rank(URGENT, reason, work_s, until_s + 1e-9 * abs(until_s), worsens=True)
+            return Rank(URGENT, reason, self._class_of(work_s), latest_s - doubt_s, worsens=True)
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:
             reason = f"likely late, {slack_s:.3f} s of slack, chance {chance:.2f}"
@@ -82,3 +101,7 @@ class ForesightOrdering:
         reason = f"urgent, in time with chance {chance:.2f}, {slack_s:.3f} s of slack"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
         return Rank(URGENT, reason, work_s / chance, until_s, worsens=True)
+
+    def _class_of(self, work_s: float) -> float:
+        """Classes of work, each `alike` times as long as the previous one."""
+        return floor(log(work_s) / log(self.alike)) if work_s > 0 else -inf

@@ -286,18 +286,34 @@ def test_foresight_goes_by_deadline_while_all_can_be_met(
     assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-def test_foresight_serves_the_shortest_urgent_call_however_small_the_difference(
-    is_stream: bool,
-) -> None:
-    """By arrival, calls of nearly equal work would all begin just too late in an overload."""
+def a_place(
+    slack_s: float, work_s: float, is_stream: bool = True, arrived_at_s: float = 0.0
+) -> tuple[int, float]:
+    """Its place by the default order at 10 s, in a long queue, with a slack as given."""
+    call = an_invocation(deadline_s=10.0 + slack_s + work_s, until_first_token=is_stream)
+    call = replace(call, arrived_at_s=arrived_at_s)
+    work = Work(work_s, work_s, 0.01, ahead_s=100.0, load_s=work_s)
+    rank = ForesightOrdering().rank(call, work, 10.0)
+    return rank.value, rank.key
 
-    def place(work_s: float) -> float:
-        call = an_invocation(deadline_s=10.0, until_first_token=is_stream)
-        work = Work(work_s, work_s, 0.01, ahead_s=20.0)
-        return ForesightOrdering().rank(call, work, 0.0).key
 
-    assert place(1.24) < place(1.25)
+@pytest.mark.parametrize(("second_s", "first"), [(1.3, "earlier"), (0.5, "shorter")])
+def test_foresight_tells_no_small_differences_of_streams_apart(second_s: float, first: str) -> None:
+    earlier, later = a_place(5.0, 1.25), a_place(5.0, second_s)
+    assert (earlier == later) if first == "earlier" else (later < earlier)
+    assert a_place(5.0, 1.25, is_stream=False) < a_place(5.0, 1.3, is_stream=False)
+
+
+def test_a_stream_that_would_begin_just_in_time_follows_those_with_more_slack() -> None:
+    """By arrival alone the oldest that is not hopeless would always begin just too late."""
+    just_in_time, in_time, late = a_place(0.1, 0.1), a_place(0.3, 0.1), a_place(-0.1, 0.01)
+    assert in_time < just_in_time < late
+
+
+def test_a_stream_that_never_had_much_slack_is_not_doubtful() -> None:
+    came_now, came_earlier = a_place(0.1, 0.1, arrived_at_s=10.0), a_place(0.1, 0.1)
+    assert came_now == a_place(0.3, 0.1)
+    assert came_now < came_earlier
 
 
 def test_foresight_counts_a_stream_by_what_it_takes_of_a_replica() -> None:

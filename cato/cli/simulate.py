@@ -40,6 +40,11 @@ Jobs = Annotated[
     typer.Option(min=1, help="Parallel processes; by default 1, for `papers` one per core."),
 ]
 
+Kept = Annotated[
+    Path | None,
+    typer.Option(help="Append finished cells of `robustness` to this file; go on from there."),
+]
+
 
 def simulate(
     experiment: Named = None,
@@ -78,10 +83,7 @@ def simulate(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the cells of `robustness` and of their runs.")
     ] = 0,
-    keep: Annotated[
-        Path | None,
-        typer.Option(help="Append finished cells of `robustness` to this file; go on from there."),
-    ] = None,
+    keep: Kept = None,
 ) -> None:
     """Run an experiment or a scenario in the simulator and print its metrics.
 

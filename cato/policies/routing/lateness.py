@@ -24,11 +24,11 @@ class LeastLateness:
     is a tenth of a second of work; elsewhere it is twelve seconds, which delay all others there.
     Cost, in seconds, is the sum of: expected lateness of the first token; that of the last one
     behind the target pace, and the same of the answers that run there, as each call makes steps
-    longer; `move_s` and the recomputation when it leaves a warm cache; the excess
-    of the replica's working set over its KV cache, as the part of a whole prefill that each later
-    turn will pay for it; `spread_s_per_mtoken` of the working set, so that new sessions are spread;
-    a little of the expected time; and `harm_weight` times its prefill time for each running answer
-    that stands still meanwhile. Ties: most cached, then id.
+    longer; `move_s` and the recomputation when it leaves a warm cache; the excess of the replica's
+    working set over its KV cache, as the part of a whole prefill that each later turn will pay for
+    it; `spread_s_per_mtoken` of the working set, so that new sessions are spread; a little of the
+    expected time; and `harm_weight` times its prefill time for each running answer that stands
+    still meanwhile. Ties: most cached, then id.
 
     A replica without room may be the best: then the turn waits for it. Where engines fetch blocks
     from each other a move costs `fetch_move_s` and the time of the fetch.

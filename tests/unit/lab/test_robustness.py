@@ -197,7 +197,7 @@ def test_a_study_that_was_ended_goes_on_with_the_cells_that_it_kept(
     whole = study.run(usual, silent).to_json()
     a_cell, a_worst_cell = 3, 4
     assert len(ran) == 2 * a_cell + a_worst_cell
-    for fails_at in (a_cell + 1, a_cell + 1, 0):  # twice at the start of the second cell left
+    for fails_at in (a_cell + 1, a_cell + 1, 0):  # in the second cell, then in the worst
         ran.clear()
         if fails_at:
             with pytest.raises(KeyboardInterrupt):

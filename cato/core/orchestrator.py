@@ -415,7 +415,12 @@ class PoolOrchestrator:
         queue.refresh(backlog.rank, now_s)
         head = Head(queue, backlog.rank, now_s)
         victims = policies.preemption.preempt(
-            replica, head, now_s, self._next_place_s, backlog.ahead_s(now_s)
+            replica,
+            head,
+            now_s,
+            self._next_place_s,
+            backlog.ahead_s(now_s),
+            backlog.behind_s(now_s),
         )
         head.put_back()
         return tuple(

@@ -67,6 +67,7 @@ class Backlog:
         # Queued calls without an SLO, by arrival.
         self.unbound: dict[InvocationId, Waiting] = {}
         self.load_s = 0.0
+        self._begun_s = 0.0  # of calls that have tokens already
         self.prompt_tokens = 0
         self.pressure = Pressure()
 
@@ -76,6 +77,8 @@ class Backlog:
         if self._accepting:
             waiting.load_s = self._load_of(invocation)
             self.load_s += waiting.load_s
+            if invocation.generated:
+                self._begun_s += waiting.load_s
             if not self._replicas.open:
                 waiting.predicted_s = self.load_s / len(self._accepting)
         waiting.prompt_tokens = invocation.prompt_tokens
@@ -95,6 +98,8 @@ class Backlog:
         id = waiting.invocation.id
         del self.waiting[id]
         self.load_s = self.load_s - waiting.load_s if self.waiting else 0.0
+        if waiting.invocation.generated:
+            self._begun_s = self._begun_s - waiting.load_s if self.waiting else 0.0
         self.prompt_tokens -= waiting.prompt_tokens
         self.pressure.leave(id)
         self.unbound.pop(id, None)
@@ -156,6 +161,8 @@ class Backlog:
                 continue
             load_s = self._load_of(waiting.invocation)
             self.load_s += load_s - waiting.load_s
+            if waiting.invocation.generated:
+                self._begun_s += load_s - waiting.load_s
             self.pressure.changed(id, load_s)
             waiting.load_s = load_s
 
@@ -216,6 +223,11 @@ class Backlog:
         """Seconds until all queued calls that can be in time have started."""
         self.pressure.pass_to(now_s)
         return self.pressure.ahead_s(now_s, max(1, len(self._accepting)))
+
+    def behind_s(self, now_s: float) -> float:
+        """Seconds until the queued calls that have tokens already have ended, after those."""
+        begun_s = self.pressure.needs_s(self._begun_s, max(1, len(self._accepting)))
+        return self.ahead_s(now_s) + begun_s
 
     def work_of(self, waiting: Waiting) -> Work:
         """Work of a call on the fastest profile."""
@@ -281,4 +293,6 @@ class Backlog:
         assert self.prompt_tokens == sum(w.prompt_tokens for w in self.waiting.values())
         assert isclose(self.load_s, sum(w.load_s for w in self.waiting.values()), abs_tol=1e-6)
         assert self.waiting or self.load_s == 0
+        begun_s = sum(w.load_s for w in self.waiting.values() if w.invocation.generated)
+        assert isclose(self._begun_s, begun_s, abs_tol=1e-6)
         assert self.unbound.keys() <= self.waiting.keys()

@@ -104,8 +104,12 @@ class Pressure:
 
         If more work arrives than they can do, what will be queued soon counts as well.
         """
-        done = replicas * self.pace
-        return self.waiting_s / done + TREND_S * max(0.0, self._arriving_at(now_s) / done - 1.0)
+        more = self._arriving_at(now_s) / (replicas * self.pace) - 1.0
+        return self.needs_s(self.waiting_s, replicas) + TREND_S * max(0.0, more)
+
+    def needs_s(self, load_s: float, replicas: int) -> float:
+        """Seconds in which `replicas` do work of that load, at their pace."""
+        return load_s / (replicas * self.pace)
 
     def in_time(self, now_s: float, replicas: int) -> float:
         """Recent share of the time of `replicas` that was used by work started in time."""

@@ -8,6 +8,7 @@ from math import floor, inf, log
 from cato.core.decision import Rank
 from cato.core.policies import Work
 from cato.core.snapshot import Invocation
+from cato.policies.ordering.hopeless_last import doubted_s, latest_start_s
 from cato.policies.outlook import UNLIKELY, chance_alone
 
 URGENT, PACED, DOUBTFUL, UNBOUND, HOPELESS = range(5)
@@ -25,10 +26,8 @@ class ForesightOrdering:
     belief about its length. Streams whose work differs by less than `alike` go by arrival: as their
     lengths are uncertain, it is better to keep those that can wait until a burst is over.
 
-    Doubtful: a stream that is in time only if its first token comes as soon as predicted. Its
-    slack is shorter than `doubt` times the predicted time plus a step, and than `most_doubt` of the
-    slack that it came with. Such calls follow those that can be met. Otherwise, in an overload, the
-    oldest call that is not hopeless would go first and begin just too late, again and again.
+    Doubtful: a stream that is in time only if its first token comes as soon as predicted
+    (`doubted_s`). Such calls follow those that can be met.
 
     Calls that are not urgent go by slack: where all can be met, that order meets them. If more than
     `overload` of the work was missed lately, slack below `urgency` times the own work is urgent.
@@ -50,8 +49,6 @@ class ForesightOrdering:
     brief: float = 0.3
     unlikely: float = UNLIKELY
     alike: float = 1.2
-    doubt: float = 1.0
-    most_doubt: float = 0.15
     # For sessions: a second of waiting offsets this much additional work.
     aging: float = 0.05
     # A rank by chance is computed again after this share of the work, because it changes over time.
@@ -81,14 +78,7 @@ class ForesightOrdering:
                 if invocation.session:
                     work_s += self.aging * invocation.arrived_at_s
                 return Rank(HOPELESS, f"hopeless by {-slack_s:.3f} s", key=work_s)
-            doubt_s = 0.0
-            if is_stream:
-                came_with_s = slack_s + now_s - invocation.arrived_at_s
-                doubt_s = min(
-                    self.doubt * work.remaining_s + work.token_s, self.most_doubt * came_with_s
-                )
-            latest_s = deadline_s - work.remaining_s
-            latest_s += 1e-9 * abs(latest_s)
+            latest_s, doubt_s = latest_start_s(invocation, work), doubted_s(invocation, work)
             if slack_s < doubt_s:
                 reason = f"doubtful, {slack_s:.3f} s of slack"
                 return Rank(DOUBTFUL, reason, work_s, latest_s, worsens=True)

@@ -38,6 +38,9 @@ class ForesightPreemption:
     must not be put at risk in a long queue (`most_loss`), because calls that arrive later delay the
     stream further. Tokens are kept; the context is processed again, and for such a stream that
     takes at most `again` of its share of the work to come.
+    In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
+    arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
+    first could wait for the next slot.
     """
 
     least_gain: float = 0.1
@@ -46,6 +49,7 @@ class ForesightPreemption:
     longest_queue: int = 7
     most_loss: float = 0.02
     again: float = 0.4
+    crowded: float = 0.5
 
     def preempt(
         self,
@@ -54,6 +58,7 @@ class ForesightPreemption:
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
+        behind_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
@@ -83,10 +88,34 @@ class ForesightPreemption:
             return [(p.invocation.id, reason) for p in worst]
         if not waiting or waiting[0].deadline_s == inf or not takes_prompt(replica, waiting[0]):
             return ()
+        resting = self._resting(replica, waiting, now_s, ahead_s, behind_s)
+        if resting:
+            return resting
         wait_s = place_s()
         if wait_s <= 0:
             return ()
-        return self._exchange(replica, waiting, now_s, wait_s, ahead_s)
+        return self._exchange(replica, waiting, now_s, wait_s, behind_s)
+
+    def _resting(
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        ahead_s: float,
+        behind_s: float,
+    ) -> Sequence[tuple[InvocationId, str]]:
+        """Streams that rest while queued ones begin, one for each that can still be in time."""
+        profile, first = replica.profile, waiting[0]
+        slack_s = first.deadline_s - first.arrived_at_s - profile.first_token_s(first.prompt_tokens)
+        if not first.until_first_token or ahead_s <= self.crowded * slack_s:
+            return ()
+        outlook = replica.derived(outlook_of, now_s)
+        back_s = now_s + behind_s + _again_s(profile, outlook)
+        losses = self._losses(profile, outlook, inf, back_s, back_s)
+        begins = sum(i.until_first_token and _can_be_met(i, profile, now_s) for i in waiting)
+        reason = f"can rest {behind_s:.2f} s; the last queued stream begins in {ahead_s:.2f} s"
+        rests = [outlook.prospects[at].invocation.id for _, _, at in sorted(losses)[:begins]]
+        return [(id, reason) for id in rests]
 
     def _exchange(
         self,
@@ -94,15 +123,14 @@ class ForesightPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: float,
-        ahead_s: float,
+        behind_s: float,
     ) -> Sequence[tuple[InvocationId, str]]:
         """Whether the head of the queue, which gets the slot, should take another call's slot."""
         outlook = replica.derived(outlook_of, now_s)
         profile, running, first = replica.profile, outlook.prospects, waiting[0]
         service_s = profile.service_s(first.prompt_tokens, first.expected_tokens, len(running))
-        again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
-        back_s = now_s + min(place_s, service_s) + again_s
-        losses = self._losses(profile, outlook, len(waiting), back_s, back_s + ahead_s)
+        back_s = now_s + min(place_s, service_s) + _again_s(profile, outlook)
+        losses = self._losses(profile, outlook, len(waiting), back_s, back_s + behind_s)
         if not losses:
             return ()
         loss, _, at = min(losses)
@@ -124,7 +152,7 @@ class ForesightPreemption:
         self,
         profile: Profile,
         outlook: Outlook,
-        queued: int,
+        queued: float,
         back_s: float,
         late_s: float,
     ) -> list[tuple[float, float, int]]:
@@ -132,7 +160,7 @@ class ForesightPreemption:
         tokens to come first. The last value is its place in the outlook.
 
         It would go on at `back_s`, when the slot is free again, or at `late_s`, after all queued
-        calls that can be in time.
+        calls that can be in time, and after those that have begun.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
         may_exchange = queued <= self.longest_queue
@@ -155,6 +183,11 @@ class ForesightPreemption:
             elif may_exchange:
                 found.append(((chance - soon[i]) * _share(p, profile, batch), 0.0, i))
         return found
+
+
+def _again_s(profile: Profile, outlook: Outlook) -> float:
+    """How long a preempted call's context takes to process again, at most."""
+    return profile.prefill_s(int(max(p.context_tokens for p in outlook.prospects)))
 
 
 def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:

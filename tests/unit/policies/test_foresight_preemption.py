@@ -47,8 +47,10 @@ def gives_way(
     *waiting: Invocation,
     place_s: float = PLACE_S,
     ahead_s: float = 0.0,
+    behind_s: float = 0.0,
 ) -> list[str]:
-    return [id for id, _ in POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, ahead_s)]
+    found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, ahead_s, behind_s)
+    return [id for id, _ in found]
 
 
 # What runs needs 1 s more: due at 20 s it can wait, due at 2.2 s it cannot. A newcomer of
@@ -143,8 +145,42 @@ def test_a_stream_that_keeps_its_pace_is_paused_for_one_that_would_begin_too_lat
 
 def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
     replica, waiting = a_full_replica(STREAM, tokens=20), replace(STREAM, deadline_s=1.3)
-    assert gives_way(replica, waiting, ahead_s=7.0) == ["stream"]
-    assert gives_way(replica, waiting, ahead_s=9.0) == []
+    assert gives_way(replica, waiting, behind_s=7.0) == ["stream"]
+    assert gives_way(replica, waiting, behind_s=9.0) == []
+
+
+@pytest.mark.parametrize(
+    ("waits", "wait_s", "rests"),
+    [
+        pytest.param([2.0], 1.2, ["long"], id="one for the only one that waits"),
+        pytest.param([2.0, 2.0, 2.0], 1.2, ["long", "short"], id="as many as wait, if they can"),
+        pytest.param([2.0, 1.05], 1.2, ["long"], id="not for one that is late at any rate"),
+        pytest.param([2.0], 0.8, [], id="no crowd"),
+    ],
+)
+def test_in_a_crowd_streams_rest_even_if_the_first_could_wait_for_a_place(
+    waits: list[float], wait_s: float, rests: list[str]
+) -> None:
+    # The first came with 2 s of slack.
+    queued = [
+        replace(STREAM, id=InvocationId(f"w{n}"), deadline_s=due_s, arrived_at_s=-0.1)
+        for n, due_s in enumerate(waits)
+    ]
+    long, short, new = (
+        replace(STREAM, id=InvocationId(id), expected_tokens=tokens)
+        for id, tokens in (("long", 100), ("short", 60), ("new", 100))
+    )
+    replica = a_full_replica(long, short, new, tokens=20)
+    not_begun = replace(replica.running[2], tokens=0)
+    replica = replace(replica, running=(*replica.running[:2], not_begun))
+    found = gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, behind_s=wait_s)
+    assert found == rests
+    assert gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, behind_s=9.0) == []
+
+
+def test_only_streams_that_wait_make_a_crowd() -> None:
+    replica = a_full_replica(STREAM, tokens=20)
+    assert gives_way(replica, URGENT, place_s=0.0, ahead_s=5.0, behind_s=5.0) == []
 
 
 def test_a_stream_behind_the_first_one_counts_when_a_place_is_exchanged() -> None:

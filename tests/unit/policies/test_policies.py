@@ -257,6 +257,17 @@ def test_hopeless_calls_go_behind_all_that_can_be_met() -> None:
     assert sorted([place(2.9), place(5.0), place(3.0)]) == [place(3.0), place(5.0), place(2.9)]
 
 
+def test_a_stream_in_doubt_goes_behind_all_that_can_be_met() -> None:
+    """Due in 10 s, its first token takes 2 s: at 6 s it has 2 s of its 8 s of slack, at 7 s 1 s."""
+    order, work = HopelessLast(EarliestDeadlineFirst()), Work(2.0, 2.0, 0.01)
+    stream = replace(an_invocation(deadline_s=10.0), until_first_token=True)
+    early, late, lost = (order.rank(stream, work, now_s) for now_s in (6.0, 7.0, 8.1))
+    assert early.value < late.value < lost.value
+    assert early.until_s == pytest.approx(8.0 - 0.15 * 8.0)
+    assert late.until_s == pytest.approx(8.0)
+    assert order.rank(an_invocation(deadline_s=10.0), work, 7.0).value == early.value
+
+
 def test_a_rank_of_what_can_be_met_ends_when_it_becomes_hopeless() -> None:
     work = Work(remaining_s=2.0, service_s=2.0, token_s=0.01)
     rank = HopelessLast(ShortestJobFirst()).rank(an_invocation(deadline_s=5.0), work, 1.0)

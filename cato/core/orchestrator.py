@@ -420,7 +420,7 @@ class PoolOrchestrator:
             now_s,
             self._next_place_s,
             backlog.ahead_s(now_s),
-            backlog.behind_s(now_s),
+            backlog.rest_s(now_s),
         )
         head.put_back()
         return tuple(

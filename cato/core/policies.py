@@ -59,8 +59,8 @@ class PreemptionPolicy(Protocol):
 
     Called at every progress report of a replica; `waiting` is the head of the queue, in order, and
     `place_s()` returns the seconds until the pool's next batch slot is expected to be free. In
-    `ahead_s` all queued calls that can be in time are expected to have started, and in `behind_s`
-    those that have tokens already to have ended after them.
+    `ahead_s` all queued calls that can be in time are expected to have started, and in `rest_s`
+    those that have tokens already to have ended after them: a call that yields now rests as long.
     """
 
     def preempt(
@@ -70,7 +70,7 @@ class PreemptionPolicy(Protocol):
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
-        behind_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]: ...
 
 

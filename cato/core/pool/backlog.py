@@ -224,7 +224,7 @@ class Backlog:
         self.pressure.pass_to(now_s)
         return self.pressure.ahead_s(now_s, max(1, len(self._accepting)))
 
-    def behind_s(self, now_s: float) -> float:
+    def rest_s(self, now_s: float) -> float:
         """Seconds until the queued calls that have tokens already have ended, after those."""
         begun_s = self.pressure.needs_s(self._begun_s, max(1, len(self._accepting)))
         return self.ahead_s(now_s) + begun_s

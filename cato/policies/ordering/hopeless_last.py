@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
 
 from cato.core.decision import Rank
 from cato.core.policies import OrderingPolicy, Work
@@ -41,7 +40,7 @@ def latest_start_s(invocation: Invocation, work: Work) -> float:
     """When it must start to be in time, alone; a little later, so that rounding does not end a rank
     too early."""
     latest_s = invocation.deadline_s - work.remaining_s
-    return latest_s + 1e-9 * abs(latest_s) if latest_s < inf else inf
+    return latest_s + 1e-9 * abs(latest_s)
 
 
 def doubted_s(invocation: Invocation, work: Work) -> float:
@@ -50,7 +49,7 @@ def doubted_s(invocation: Invocation, work: Work) -> float:
     It is in time only if its first token comes as soon as predicted. Otherwise, in an overload, the
     oldest call that is not hopeless would go first and begin just too late, again and again.
     """
-    if not invocation.until_first_token or invocation.deadline_s == inf:
+    if not invocation.until_first_token:
         return 0.0
     came_with_s = invocation.deadline_s - work.remaining_s - invocation.arrived_at_s
     return min(DOUBT * work.remaining_s + work.token_s, MOST_DOUBT * came_with_s)

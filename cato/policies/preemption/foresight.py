@@ -58,7 +58,7 @@ class ForesightPreemption:
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
-        behind_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
@@ -88,13 +88,13 @@ class ForesightPreemption:
             return [(p.invocation.id, reason) for p in worst]
         if not waiting or waiting[0].deadline_s == inf or not takes_prompt(replica, waiting[0]):
             return ()
-        resting = self._resting(replica, waiting, now_s, ahead_s, behind_s)
+        resting = self._resting(replica, waiting, now_s, ahead_s, rest_s)
         if resting:
             return resting
         wait_s = place_s()
         if wait_s <= 0:
             return ()
-        return self._exchange(replica, waiting, now_s, wait_s, behind_s)
+        return self._exchange(replica, waiting, now_s, wait_s, rest_s)
 
     def _resting(
         self,
@@ -102,7 +102,7 @@ class ForesightPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         ahead_s: float,
-        behind_s: float,
+        rest_s: float,
     ) -> Sequence[tuple[InvocationId, str]]:
         """Streams that rest while queued ones begin, one for each that can still be in time."""
         profile, first = replica.profile, waiting[0]
@@ -110,10 +110,10 @@ class ForesightPreemption:
         if not first.until_first_token or ahead_s <= self.crowded * slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
-        back_s = now_s + behind_s + _again_s(profile, outlook)
-        losses = self._losses(profile, outlook, inf, back_s, back_s)
+        back_s = now_s + rest_s + _again_s(profile, outlook)
+        losses = self._losses(profile, outlook, back_s, back_s, may_exchange=False)
         begins = sum(i.until_first_token and _can_be_met(i, profile, now_s) for i in waiting)
-        reason = f"can rest {behind_s:.2f} s; the last queued stream begins in {ahead_s:.2f} s"
+        reason = f"can rest {rest_s:.2f} s; the last queued stream begins in {ahead_s:.2f} s"
         rests = [outlook.prospects[at].invocation.id for _, _, at in sorted(losses)[:begins]]
         return [(id, reason) for id in rests]
 
@@ -123,14 +123,16 @@ class ForesightPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: float,
-        behind_s: float,
+        rest_s: float,
     ) -> Sequence[tuple[InvocationId, str]]:
         """Whether the head of the queue, which gets the slot, should take another call's slot."""
         outlook = replica.derived(outlook_of, now_s)
         profile, running, first = replica.profile, outlook.prospects, waiting[0]
         service_s = profile.service_s(first.prompt_tokens, first.expected_tokens, len(running))
         back_s = now_s + min(place_s, service_s) + _again_s(profile, outlook)
-        losses = self._losses(profile, outlook, len(waiting), back_s, back_s + behind_s)
+        may_exchange = len(waiting) <= self.longest_queue
+        late_s = back_s + rest_s
+        losses = self._losses(profile, outlook, back_s, late_s, may_exchange=may_exchange)
         if not losses:
             return ()
         loss, _, at = min(losses)
@@ -152,9 +154,10 @@ class ForesightPreemption:
         self,
         profile: Profile,
         outlook: Outlook,
-        queued: float,
         back_s: float,
         late_s: float,
+        *,
+        may_exchange: bool,
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
         tokens to come first. The last value is its place in the outlook.
@@ -163,7 +166,6 @@ class ForesightPreemption:
         calls that can be in time, and after those that have begun.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
-        may_exchange = queued <= self.longest_queue
         most_loss = 1.0 if may_exchange else self.most_loss
         soon = chances(profile, back_s, running) if may_exchange else []
         step_s = profile.decode_step_s(batch)

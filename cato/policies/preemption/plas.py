@@ -29,7 +29,7 @@ class LeastAttainedPreemption:
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
-        behind_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         if replica.held < replica.max_running:
             return ()

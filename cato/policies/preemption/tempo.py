@@ -35,7 +35,7 @@ class TempoPreemption:
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
-        behind_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         density, profile = self.density, replica.profile
         if replica.held < replica.max_running:

@@ -103,7 +103,7 @@ class TakesBackSome:
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
-        behind_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         some = [r.invocation.id for r in replica.running if r.invocation.draw >= 0.3]
         return [(id, "gives way") for id in some[: len(waiting)]]
@@ -1572,7 +1572,7 @@ class HearsOfPlaces:
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
-        behind_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         self.heard_s.append(place_s())
         return ()
@@ -1603,7 +1603,7 @@ class ReadsTheHead:
         now_s: float,
         place_s: Callable[[], float],
         ahead_s: float = 0.0,
-        behind_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> Sequence[tuple[InvocationId, str]]:
         ways = (waiting, waiting[:2], [waiting[-1]], [waiting[len(waiting) - 1]])
         self.seen.extend([i.id for i in way] for way in ways)

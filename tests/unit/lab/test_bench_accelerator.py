@@ -271,7 +271,7 @@ def a_report(on: str = "gpu") -> dict[str, Any]:
             "profile": {},
             "sleep": {"sleep_s": [1.0], "wake_s": [0.5], "asleep_bytes": 2e9},
         },
-        "b": {"verdicts": {"cold": {"error": 0.05, "repeat_error": 0.01, "is_good": True}}},
+        "b": {"verdicts": {"cold": {"error": 0.05, "repeat_error": 0.01}}},
         "c": {
             "results": [
                 {"concurrency": 1, "arms": arms,
@@ -325,7 +325,7 @@ def held(report: dict[str, Any]) -> dict[str, bool]:
 @pytest.mark.parametrize(
     ("letter", "path", "value"),
     [
-        ("b", ("verdicts", "cold", "is_good"), False),
+        ("b", ("verdicts", "cold", "error"), 0.11),
         ("c", ("results", 0, "differences_p50", "cato - plain", "e2e", "low_ms"), 0.01),
         ("d", ("workloads", "W", "arms", "foresight", "simulated"), 0.94),
         ("e", ("whole",), 3),

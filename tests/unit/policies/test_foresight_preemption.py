@@ -47,9 +47,9 @@ def gives_way(
     *waiting: Invocation,
     place_s: float = PLACE_S,
     ahead_s: float = 0.0,
-    behind_s: float = 0.0,
+    rest_s: float = 0.0,
 ) -> list[str]:
-    found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, ahead_s, behind_s)
+    found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, ahead_s, rest_s)
     return [id for id, _ in found]
 
 
@@ -145,8 +145,8 @@ def test_a_stream_that_keeps_its_pace_is_paused_for_one_that_would_begin_too_lat
 
 def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
     replica, waiting = a_full_replica(STREAM, tokens=20), replace(STREAM, deadline_s=1.3)
-    assert gives_way(replica, waiting, behind_s=7.0) == ["stream"]
-    assert gives_way(replica, waiting, behind_s=9.0) == []
+    assert gives_way(replica, waiting, rest_s=7.0) == ["stream"]
+    assert gives_way(replica, waiting, rest_s=9.0) == []
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_in_a_crowd_streams_rest_even_if_the_first_could_wait_for_a_place(
     replica = a_full_replica(long, short, new, tokens=20)
     not_begun = replace(replica.running[2], tokens=0)
     replica = replace(replica, running=(*replica.running[:2], not_begun))
-    found = gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, behind_s=wait_s)
+    found = gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=wait_s)
     assert found == rests
-    assert gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, behind_s=9.0) == []
+    assert gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=9.0) == []
 
 
 def test_only_streams_that_wait_make_a_crowd() -> None:
     replica = a_full_replica(STREAM, tokens=20)
-    assert gives_way(replica, URGENT, place_s=0.0, ahead_s=5.0, behind_s=5.0) == []
+    assert gives_way(replica, URGENT, place_s=0.0, ahead_s=5.0, rest_s=5.0) == []
 
 
 def test_a_stream_behind_the_first_one_counts_when_a_place_is_exchanged() -> None:

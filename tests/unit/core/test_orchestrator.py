@@ -276,6 +276,8 @@ class Books:
     # How much of a dispatch work without an SLO has saved, and whether the next is its own.
     saved: float = 0.0
     is_turn_of_unbound: bool = False
+    # What the event took back; it is offered last, and the reserve has no turn meanwhile.
+    gave_way: set[InvocationId] = field(default_factory=set)
 
     def leased(self, id: ReplicaId) -> list[BookLease]:
         return [lease for lease in self.leases.values() if lease.command.replica_id == id]
@@ -441,6 +443,7 @@ class Books:
         assert ended == self.superseded, "what is superseded is told so once"
         assert list(commands[: len(ended)]) == ended, "before anything takes its place"
         self.is_turn_of_unbound, is_first = False, True
+        self.gave_way = {c.invocation_id for c in commands[len(ended) :] if isinstance(c, Preempt)}
         ahead: set[str] = set()
         for command in commands[len(ended) :]:
             id = command.invocation_id
@@ -531,7 +534,8 @@ class Books:
         return {i.id for i in self.waiting.values() if i.deadline_s == inf}
 
     def _note_turn(self) -> None:
-        self.is_turn_of_unbound = self.saved >= 1 and bool(self.unbound)
+        has_turn = self.saved >= 1 and bool(self.unbound)
+        self.is_turn_of_unbound = has_turn and not self.gave_way
 
     def _check_refusal(self, event: Event, refusal: Refuse) -> None:
         invocation = self.waiting[refusal.invocation_id]
@@ -968,10 +972,8 @@ def check_questions(
             least = least if i.id in gone else min(least, rank_of[i.id])
     # An offer may ask about the newcomer alone: who waited before it was asked before.
     if order and not isinstance(event, InvocationOffered):
-        # What gave way comes after all others.
-        gave_way = {c.invocation_id for c in commands if isinstance(c, Preempt)}
         for asked_of in order:
-            for id in set(books.waiting) - {i.id for i in order} - gave_way:
+            for id in set(books.waiting) - {i.id for i in order} - books.gave_way:
                 if books.waiting[id].tenant == asked_of.tenant:
                     assert rank_of[asked_of.id] <= rank_of[id], "out of order"
 

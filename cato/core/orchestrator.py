@@ -310,7 +310,7 @@ class PoolOrchestrator:
         """A queued call is offered again."""
         if invocation.attempt < known.invocation.attempt:
             return ()  # a late duplicate of an earlier attempt
-        known.invocation, known.work = invocation, None
+        self._backlog.renew(known, invocation)
         if invocation.generated:
             self._refusal.await_client(known, now_s)
         if known.bound_to is not None:

@@ -94,6 +94,12 @@ class Backlog:
         if invocation.deadline_s == inf:
             self.unbound[invocation.id] = waiting
 
+    def renew(self, waiting: Waiting, invocation: Invocation) -> None:
+        """A queued call is offered again; its load stays what it was when it came."""
+        begins = bool(invocation.generated) - bool(waiting.invocation.generated)
+        self._begun_s += begins * waiting.load_s
+        waiting.invocation, waiting.work = invocation, None
+
     def remove(self, waiting: Waiting) -> None:
         id = waiting.invocation.id
         del self.waiting[id]

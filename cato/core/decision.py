@@ -51,9 +51,9 @@ class Batch:
 class Rank:
     """Place in the queue: smaller goes first, by `value`, then `key`; ties by arrival, then id.
 
-    The engine receives `value` as its priority. The rank is computed again after `until_s`.
-    `worsens`: later ranks are never better, so the rank is computed again only at the head of the
-    queue.
+    The engine gets `priority`, or `value` if that is None, and keeps it for as long as the call
+    runs. The rank is computed again after `until_s`. `worsens`: later ranks are never better, so
+    the rank is computed again only at the head of the queue.
     """
 
     value: int
@@ -61,3 +61,4 @@ class Rank:
     key: float = 0.0
     until_s: float = inf
     worsens: bool = False
+    priority: int | None = None

@@ -29,13 +29,15 @@ class ForesightOrdering:
     Doubtful: a stream that is in time only if its first token comes as soon as predicted
     (`doubted_s`). Such calls follow those that can be met.
 
-    Calls that are not urgent go by slack: where all can be met, that order meets them. If more than
-    `overload` of the work was missed lately, slack below `urgency` times the own work is urgent.
-    That is nearly everything, so the shortest goes first. If the queued work takes less than
-    `brief` of the slack, it is `calm` times the own work: what can wait, waits. Without an SLO:
-    after all calls that can be met. Hopeless: late with a chance above 1 - `unlikely` even if
-    started now, alone. Hopeless calls go last, shortest first. Turns of sessions, which no other
-    replica can take over, gain priority as they wait.
+    Calls that are not urgent go by slack: where all can be met, that order meets them. The engine
+    gives both the same priority, or urgent calls that come later would pass prompts that wait
+    there. If more than `overload` of the work was missed lately, new calls with less slack than
+    `urgency` times their own work are urgent: the shortest goes first, and what can wait, waits.
+    For those that go on, `margin` is `again`. If more than `deep` was missed, all is urgent: short
+    calls that wait would find only long ones before them.
+    Without an SLO: after all calls that can be met. Hopeless: late with a chance above
+    1 - `unlikely` even if started now, alone. Hopeless calls go last, shortest first. Turns of
+    sessions, which no other replica can take over, gain priority as they wait.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.
@@ -43,10 +45,10 @@ class ForesightOrdering:
 
     margin: float = 1.0
     of_queue: float = 0.7
-    overload: float = 0.05
-    urgency: float = 40.0
-    calm: float = 5.0
-    brief: float = 0.3
+    overload: float = 0.01
+    urgency: float = 20.0
+    again: float = 3.0
+    deep: float = 0.2
     unlikely: float = UNLIKELY
     alike: float = 1.2
     # For sessions: a second of waiting offsets this much additional work.
@@ -65,14 +67,16 @@ class ForesightOrdering:
         own_s = (work.load_s or work.remaining_s) if is_stream else work.service_s
         work_s = own_s + invocation.downstream_s
         margin, ahead_s = self.margin, self.of_queue * work.ahead_s
-        if work.missed > self.overload:
-            margin = self.calm if work.ahead_s <= self.brief * slack_s else self.urgency
-            ahead_s = 0.0
+        if work.missed > self.overload and invocation.generated:
+            margin = self.again
+        elif work.missed > self.overload:
+            margin, ahead_s = self.urgency, 0.0
         relaxed_s = deadline_s - (1 + margin) * work.remaining_s - ahead_s - now_s
-        if relaxed_s > 0:
+        if relaxed_s > 0 and work.missed <= self.deep:
             until_s = now_s + max(REVIEW * relaxed_s, LEAST_REVIEW_S)
             key = deadline_s - work.remaining_s
-            return Rank(PACED, f"{slack_s:.3f} s of slack", key=key, until_s=until_s)
+            reason = f"{slack_s:.3f} s of slack"
+            return Rank(PACED, reason, key=key, until_s=until_s, priority=URGENT)
         if is_stream or work.token_s <= 0:
             if slack_s < 0:
                 if invocation.session:

@@ -672,7 +672,8 @@ class Books:
         rank = ranked.rank
         assert ranked.invocation == invocation
         assert ranked.at_s == now_s or rank.until_s > now_s, "the rank has run out"
-        assert (command.priority, command.reason.split("; ")[0]) == (rank.value, rank.reason)
+        priority = rank.value if rank.priority is None else rank.priority
+        assert (command.priority, command.reason.split("; ")[0]) == (priority, rank.reason)
         assert ranked.work.remaining_s == min(invocation.remaining_s(p) for p in self.profiles)
         if self.is_plain:
             assert rank.value in self._ranks(invocation, ranked.work, now_s)
@@ -686,15 +687,15 @@ class Books:
         self, command: Dispatch, ahead: set[str], now_s: float
     ) -> None:
         """`ahead`: tenants that were so when the queue was looked at."""
-        work = self.ranked[command.invocation_id].work
+        ranked = self.ranked[command.invocation_id]
         tenant = self.leases[command.invocation_id].invocation.tenant
         for i in self.waiting.values():
             if i.tenant != tenant and i.tenant in ahead:
                 continue
             if i.tenant != tenant and not self.binds_late:
                 continue
-            own = replace(work, remaining_s=min(i.remaining_s(p) for p in self.profiles))
-            if max(self._ranks(i, own, now_s)) < command.priority:
+            own = replace(ranked.work, remaining_s=min(i.remaining_s(p) for p in self.profiles))
+            if max(self._ranks(i, own, now_s)) < ranked.rank.value:
                 self.passed_over.append((i.id, command.replica_id))
 
     def _ranks(self, invocation: Invocation, work: Work, now_s: float) -> set[int]:

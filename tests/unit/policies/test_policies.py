@@ -280,8 +280,8 @@ def test_a_rank_of_what_can_be_met_ends_when_it_becomes_hopeless() -> None:
     [
         pytest.param(1.0, 0.0, "by deadline", id="all can be met"),
         pytest.param(14.0, 0.0, "shortest", id="a long queue"),
-        pytest.param(4.0, 0.2, "shortest", id="much was missed"),
-        pytest.param(1.0, 0.2, "by deadline", id="much was missed, but little is queued"),
+        pytest.param(1.0, 0.05, "shortest", id="some was missed"),
+        pytest.param(0.0, 0.2, "shortest", id="much was missed, though little is queued"),
     ],
 )
 def test_foresight_goes_by_deadline_while_all_can_be_met(
@@ -295,6 +295,18 @@ def test_foresight_goes_by_deadline_while_all_can_be_met(
 
     by_deadline, shortest = place(10.0, 2.0), place(11.0, 1.0)
     assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
+
+
+def test_the_engine_ranks_a_call_with_slack_like_the_urgent_ones_that_come_later() -> None:
+    """Otherwise they would pass it there until it is late."""
+
+    def priority(slack_s: float, is_stream: bool) -> int | None:
+        call = an_invocation(deadline_s=slack_s + 1.0, until_first_token=is_stream)
+        rank = ForesightOrdering().rank(call, Work(1.0, 1.0, 0.01, ahead_s=4.0, load_s=1.0), 0.0)
+        return rank.value if rank.priority is None else rank.priority
+
+    assert priority(100.0, True) == priority(3.0, True) == priority(3.0, False)
+    assert priority(3.0, True) < priority(-1.0, True)
 
 
 def a_place(

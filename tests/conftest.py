@@ -31,7 +31,8 @@ os.environ.update(
 )
 
 # `make check` must take under a minute and say the same of the same code each time;
-# HYPOTHESIS_PROFILE=thorough looks longer, and elsewhere each time.
+# HYPOTHESIS_PROFILE=thorough looks longer, and elsewhere each time. A test that runs alone may see
+# other examples than in a full run: Hypothesis also tries constants of the modules that are loaded.
 settings.register_profile("cato", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "cato"))

@@ -1286,6 +1286,20 @@ def test_late_binding_gives_a_freed_slot_to_the_most_urgent_and_late_ones_come_l
     assert order == ["tight", "relaxed", "late"]
 
 
+def test_a_queued_call_offered_again_with_tokens_counts_as_begun_until_it_leaves() -> None:
+    """What is queued and has begun tells streams for how long they would rest."""
+    pool = a_pool()
+    pool.handle(a_report("r"))
+    pool.handle(offer("running"))
+    pool.handle(offer("queued", 1.0))
+    again = offer("queued", 2.0, attempt=2)
+    pool.handle(replace(again, invocation=replace(again.invocation, generated=5)))
+    pool.check_invariants()
+    pool.handle(offer("other", 3.0, deadline_s=100.0))
+    pool.handle(ended("running", 4.0))
+    pool.check_invariants()
+
+
 def test_slack_is_judged_again_at_dispatch_not_only_on_arrival() -> None:
     pool = a_pool()
     pool.handle(a_report("r"))

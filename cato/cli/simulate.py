@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,8 @@ from cato.sim.experiment import Experiment, Options
 # Enough for a first look, in a minute; the constants were chosen on these seeds.
 DEFAULT_SEEDS = tuple(range(10))
 
+# Options that few experiments read: field and option.
+TAKEN_BY_FEW = {"users": "users", "cells": "cells", "draw": "seed", "kept": "keep"}
 
 Named = Annotated[
     str | None,
@@ -110,6 +113,8 @@ def simulate(
             seed,
             keep,
         )
+        name, takes = (chosen.name, chosen.takes) if chosen else (papers.NAME, ())
+        _check_taken(options, name, takes)
         if chosen is None:
             if policy or metric or json_file:
                 raise typer.BadParameter("`papers` takes no --policy, --metric or --json")
@@ -124,6 +129,13 @@ def simulate(
         console.print(table)
     for path in (*((json_file,) if json_file else ()), *pictures):
         console.print(f"Wrote {path}.", highlight=False, markup=False)
+
+
+def _check_taken(options: Options, name: str, takes: Sequence[str]) -> None:
+    """Refuse options that the experiment would not read."""
+    for field, option in TAKEN_BY_FEW.items():
+        if getattr(options, field) and field not in takes:
+            raise typer.BadParameter(f"`{name}` takes no --{option}")
 
 
 def _papers(options: Options, folder: Path, console: Console) -> None:

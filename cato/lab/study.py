@@ -148,7 +148,8 @@ class Study:
     and arms. `compared`: metrics for which differences between the `reference` and the other arms
     are reported. `means`: the report's rows. `extra`: further data for plots. `quick_seeds`: number
     of seeds when quick (0: all). `run`: replaces the loop over arms, cells and seeds. `unseeded`:
-    arms that run with the first seed alone. `called`: an arm, in an error.
+    arms that run with the first seed alone. `called`: an arm, in an error. `takes`: as
+    `Experiment` has it.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Study:
     reference: str = schedulers.FORESIGHT
     unseeded: tuple[str, ...] = ()
     called: str = "policy"
+    takes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +202,5 @@ def as_experiment(study: Study) -> Experiment:
         run,
         study.plot,
         study.headlines,
+        study.takes,
     )

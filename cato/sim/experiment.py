@@ -66,7 +66,8 @@ class Options:
 class Experiment:
     """A named experiment; `source` is the paper and section that it reproduces.
 
-    `headlines`: the metrics that the terminal shows by default; empty: the usual ones.
+    `headlines`: the metrics that the terminal shows by default; empty: the usual ones. `takes`:
+    which of `users`, `cells`, `draw` and `kept` it reads.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Experiment:
     run: Callable[[Options, Progress], Report]
     plot: Callable[[Report, Path], Sequence[Path]]
     headlines: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
 
 
 def run_all(

@@ -212,4 +212,5 @@ STUDY = Study(
     quick_arms=(FORESIGHT, STICKY),
     quick_seeds=1,
     run=run,
+    takes=("users",),
 )

@@ -174,4 +174,5 @@ STUDY = Study(
     ("in_time", "ttft_s_p95"),
     quick_arms=(FORESIGHT, STICKY),
     quick_seeds=1,
+    takes=("users",),
 )

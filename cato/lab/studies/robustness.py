@@ -251,4 +251,5 @@ STUDY = Study(
     (REGRET, METRIC, "wait_s_max"),
     quick_arms=QUICK_ARMS,
     run=run,
+    takes=("cells", "draw", "kept"),
 )

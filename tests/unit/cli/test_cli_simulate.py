@@ -141,6 +141,21 @@ def test_what_to_run_must_be_clear(arguments: list[str]) -> None:
     assert cato("simulate", *arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("cato-rq1", "users", 2),
+        ("agents", "cells", 3),
+        ("saber-rq1", "seed", 4),
+        ("papers", "keep", "k"),
+    ],
+)
+def test_an_option_that_would_not_be_read_is_refused(name: str, option: str, value: object) -> None:
+    result = cato("simulate", name, f"--{option}", value)
+    assert result.exit_code == 2
+    assert f"takes no --{option}" in words(result)
+
+
 def test_a_scenario_prints_every_class_and_the_difference(tmp_path: Path) -> None:
     result = cato("simulate", "--scenario", a_scenario(tmp_path), "--plot", tmp_path / "plots")
     assert result.exit_code == 0, result.output

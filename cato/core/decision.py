@@ -51,8 +51,8 @@ class Batch:
 class Rank:
     """Place in the queue: smaller goes first, by `value`, then `key`; ties by arrival, then id.
 
-    The engine gets `priority`, or `value` if that is None, and keeps it for as long as the call
-    runs. The rank is computed again after `until_s`. `worsens`: later ranks are never better, so
+    The engine keeps `priority` for as long as the call runs: `in_engine`, or `value` if that is
+    None. The rank is computed again after `until_s`. `worsens`: later ranks are never better, so
     the rank is computed again only at the head of the queue.
     """
 
@@ -61,4 +61,9 @@ class Rank:
     key: float = 0.0
     until_s: float = inf
     worsens: bool = False
-    priority: int | None = None
+    in_engine: int | None = None
+
+    @property
+    def priority(self) -> int:
+        """The engine's priority: smaller goes first."""
+        return self.value if self.in_engine is None else self.in_engine

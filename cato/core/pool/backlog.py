@@ -67,7 +67,7 @@ class Backlog:
         # Queued calls without an SLO, by arrival.
         self.unbound: dict[InvocationId, Waiting] = {}
         self.load_s = 0.0
-        self._begun_s = 0.0  # of calls that have tokens already
+        self._begun: dict[InvocationId, Waiting] = {}  # queued calls that have tokens already
         self.prompt_tokens = 0
         self.pressure = Pressure()
 
@@ -77,8 +77,6 @@ class Backlog:
         if self._accepting:
             waiting.load_s = self._load_of(invocation)
             self.load_s += waiting.load_s
-            if invocation.generated:
-                self._begun_s += waiting.load_s
             if not self._replicas.open:
                 waiting.predicted_s = self.load_s / len(self._accepting)
         waiting.prompt_tokens = invocation.prompt_tokens
@@ -93,19 +91,22 @@ class Backlog:
             self.queue.add(waiting)
         if invocation.deadline_s == inf:
             self.unbound[invocation.id] = waiting
+        if invocation.generated:
+            self._begun[invocation.id] = waiting
 
     def renew(self, waiting: Waiting, invocation: Invocation) -> None:
         """A queued call is offered again; its load stays what it was when it came."""
-        begins = bool(invocation.generated) - bool(waiting.invocation.generated)
-        self._begun_s += begins * waiting.load_s
         waiting.invocation, waiting.work = invocation, None
+        if invocation.generated:
+            self._begun[invocation.id] = waiting
+        else:
+            self._begun.pop(invocation.id, None)
 
     def remove(self, waiting: Waiting) -> None:
         id = waiting.invocation.id
         del self.waiting[id]
         self.load_s = self.load_s - waiting.load_s if self.waiting else 0.0
-        if waiting.invocation.generated:
-            self._begun_s = self._begun_s - waiting.load_s if self.waiting else 0.0
+        self._begun.pop(id, None)
         self.prompt_tokens -= waiting.prompt_tokens
         self.pressure.leave(id)
         self.unbound.pop(id, None)
@@ -167,8 +168,6 @@ class Backlog:
                 continue
             load_s = self._load_of(waiting.invocation)
             self.load_s += load_s - waiting.load_s
-            if waiting.invocation.generated:
-                self._begun_s += load_s - waiting.load_s
             self.pressure.changed(id, load_s)
             waiting.load_s = load_s
 
@@ -232,7 +231,8 @@ class Backlog:
 
     def rest_s(self, now_s: float) -> float:
         """Seconds until the queued calls that have tokens already have ended, after those."""
-        begun_s = self.pressure.needs_s(self._begun_s, max(1, len(self._accepting)))
+        load_s = sum(w.load_s for w in self._begun.values())
+        begun_s = self.pressure.needs_s(load_s, max(1, len(self._accepting)))
         return self.ahead_s(now_s) + begun_s
 
     def work_of(self, waiting: Waiting) -> Work:
@@ -299,6 +299,5 @@ class Backlog:
         assert self.prompt_tokens == sum(w.prompt_tokens for w in self.waiting.values())
         assert isclose(self.load_s, sum(w.load_s for w in self.waiting.values()), abs_tol=1e-6)
         assert self.waiting or self.load_s == 0
-        begun_s = sum(w.load_s for w in self.waiting.values() if w.invocation.generated)
-        assert isclose(self._begun_s, begun_s, abs_tol=1e-6)
+        assert self._begun == {id: w for id, w in self.waiting.items() if w.invocation.generated}
         assert self.unbound.keys() <= self.waiting.keys()

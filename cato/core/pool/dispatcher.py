@@ -336,7 +336,7 @@ class Dispatcher:
             attempt=invocation.attempt,
             replica_id=replica.id,
             deployment=replica.deployment,
-            priority=rank.value if rank.priority is None else rank.priority,
+            priority=rank.priority,
             queue_s=now_s - invocation.arrived_at_s,
             slack_s=invocation.deadline_s - now_s,
             remaining_s=work.remaining_s - saved_s,

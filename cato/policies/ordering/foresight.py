@@ -34,10 +34,10 @@ class ForesightOrdering:
     there. If more than `overload` of the work was missed lately, new calls with less slack than
     `urgency` times their own work are urgent: the shortest goes first, and what can wait, waits.
     For those that go on, `margin` is `again`. If more than `deep` was missed, all is urgent: short
-    calls that wait would find only long ones before them.
-    Without an SLO: after all calls that can be met. Hopeless: late with a chance above
-    1 - `unlikely` even if started now, alone. Hopeless calls go last, shortest first. Turns of
-    sessions, which no other replica can take over, gain priority as they wait.
+    calls that wait would find only long ones before them. Without an SLO: after all calls that can
+    be met. Hopeless: late with a chance above 1 - `unlikely` even if started now, alone. Hopeless
+    calls go last, shortest first. Turns of sessions, which no other replica can take over, gain
+    priority as they wait.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.
@@ -76,7 +76,7 @@ class ForesightOrdering:
             until_s = now_s + max(REVIEW * relaxed_s, LEAST_REVIEW_S)
             key = deadline_s - work.remaining_s
             reason = f"{slack_s:.3f} s of slack"
-            return Rank(PACED, reason, key=key, until_s=until_s, priority=URGENT)
+            return Rank(PACED, reason, key=key, until_s=until_s, in_engine=URGENT)
         if is_stream or work.token_s <= 0:
             if slack_s < 0:
                 if invocation.session:

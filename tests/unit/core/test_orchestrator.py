@@ -672,8 +672,7 @@ class Books:
         rank = ranked.rank
         assert ranked.invocation == invocation
         assert ranked.at_s == now_s or rank.until_s > now_s, "the rank has run out"
-        priority = rank.value if rank.priority is None else rank.priority
-        assert (command.priority, command.reason.split("; ")[0]) == (priority, rank.reason)
+        assert (command.priority, command.reason.split("; ")[0]) == (rank.priority, rank.reason)
         assert ranked.work.remaining_s == min(invocation.remaining_s(p) for p in self.profiles)
         if self.is_plain:
             assert rank.value in self._ranks(invocation, ranked.work, now_s)

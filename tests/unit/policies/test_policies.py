@@ -297,13 +297,22 @@ def test_foresight_goes_by_deadline_while_all_can_be_met(
     assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
 
 
+@pytest.mark.parametrize(("missed", "waits"), [(0.05, True), (0.2, True), (0.3, False)])
+def test_short_calls_wait_in_an_overload_unless_it_is_deep(missed: float, waits: bool) -> None:
+    """In a deep one they would find only long ones before them."""
+    call = an_invocation(deadline_s=100.0, until_first_token=True)
+    rank = ForesightOrdering().rank(call, Work(1.0, 1.0, 0.01, missed=missed, load_s=1.0), 0.0)
+    long = ForesightOrdering().rank(call, Work(40.0, 40.0, 0.01, missed=missed, load_s=40.0), 0.0)
+    assert ((rank.value, rank.key) > (long.value, long.key)) is waits
+
+
 def test_the_engine_ranks_a_call_with_slack_like_the_urgent_ones_that_come_later() -> None:
     """Otherwise they would pass it there until it is late."""
 
-    def priority(slack_s: float, is_stream: bool) -> int | None:
+    def priority(slack_s: float, is_stream: bool) -> int:
         call = an_invocation(deadline_s=slack_s + 1.0, until_first_token=is_stream)
-        rank = ForesightOrdering().rank(call, Work(1.0, 1.0, 0.01, ahead_s=4.0, load_s=1.0), 0.0)
-        return rank.value if rank.priority is None else rank.priority
+        work = Work(1.0, 1.0, 0.01, ahead_s=4.0, load_s=1.0)
+        return ForesightOrdering().rank(call, work, 0.0).priority
 
     assert priority(100.0, True) == priority(3.0, True) == priority(3.0, False)
     assert priority(3.0, True) < priority(-1.0, True)

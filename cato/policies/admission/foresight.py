@@ -27,7 +27,7 @@ class ForesightAdmission:
     Each call's chance to be in time follows from the belief about its length and its tokens so far.
     A candidate joins when its own chance exceeds `price` times the loss of the running calls.
     Prompts join by a window: prompts beyond the engine's next steps wait in the queue, where they
-    can still be reordered. A call without an SLO joins as `without_slo` allows, since it would
+    can still be reordered. A call without an SLO joins as `TempoAdmission` allows, since it would
     occupy its slot for its whole run. Such calls, and calls that cannot be in time, join only at no
     loss. They leave `reserve` of the slots free (none if there are fewer than ten: the call yields
     when it must), or hold at most that share of them. Calls late by more than `AGED_S` join at a
@@ -38,7 +38,6 @@ class ForesightAdmission:
     reserve: float = 0.1
     unlikely: float = 0.1
     aged_loss: float = 0.2
-    without_slo: TempoAdmission = _WITHOUT_SLO
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         running = replica.running
@@ -50,7 +49,7 @@ class ForesightAdmission:
         if invocation.session:  # routing has considered the cost: its context is nowhere else
             return _IN_WINDOW
         if invocation.deadline_s == inf:
-            answer = self.without_slo.admit(invocation, replica, now_s)
+            answer = _WITHOUT_SLO.admit(invocation, replica, now_s)
             if isinstance(answer, Defer):
                 return answer
         join = joining(invocation, replica, now_s)
@@ -73,6 +72,16 @@ class ForesightAdmission:
         if taken >= places > 0 and replica.held >= replica.max_running - places:
             return Defer(f"{taken} run already that are late or have no SLO")
         return Admit(f"in time with chance {own:.2f}, costs nobody anything")
+
+
+def is_closed(invocation: Invocation, replica: ReplicaView, now_s: float) -> bool:
+    """Whether it would wait at the replica: for prompts, or as its places are for calls with an
+    SLO. Routing prefers others."""
+    if not takes_prompt(replica, invocation):
+        return True
+    if invocation.deadline_s < inf:
+        return False
+    return isinstance(_WITHOUT_SLO.admit(invocation, replica, now_s), Defer)
 
 
 def is_aged(invocation: Invocation, now_s: float) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Container, Sequence
 from math import inf
 
 from cato.core.decision import Hold, Route
-from cato.core.pool.window import takes_prompt, wait_for_prompts_s
+from cato.core.pool.window import wait_for_prompts_s
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
+from cato.policies.admission.foresight import is_closed
 from cato.policies.due import step_beside_s
 from cato.policies.outlook import UNLIKELY, Joining, joining, net_cost, saved_s
 
@@ -48,8 +49,8 @@ def route_across(
         by_speed.setdefault(replica.profile.typical_call_s, []).append(replica)
 
     def cost(call_s: float, replica: ReplicaView) -> tuple[bool, int, bool, float, int, str]:
-        # it takes the prompt only if no other replica can
-        if not takes_prompt(replica, invocation):
+        # it takes the call only if no other replica can
+        if is_closed(invocation, replica, now_s):
             return True, 0, True, call_s, replica.held, replica.id
         join = joins[replica.id] = _joining(invocation, replica, now_s)
         net = net_cost(join, price)

@@ -107,3 +107,15 @@ def test_a_place_is_kept_once_work_in_time_was_seen_and_given_when_another_frees
     (command,) = pool.handle(ended)
     assert isinstance(command, Dispatch)
     assert command.invocation_id == late.id
+
+
+@pytest.mark.parametrize("slow_token_s", [0.1, 0.5], ids=["alike", "slow"])
+def test_a_call_without_an_slo_goes_where_admission_lets_it_in(slow_token_s: float) -> None:
+    """With two places a replica that runs a call keeps the other one for calls with an SLO."""
+    pool = PoolOrchestrator(PoolName("p"), foresight())
+    profile = a_profile(prefill_s=0.1, token_s=slow_token_s)
+    pool.handle(a_report("busy", slots=2, profile=profile))
+    assert pool.handle(InvocationOffered(0.0, an_invocation("first", tokens=20, deadline_s=inf)))
+    pool.handle(a_report("idle", slots=2, profile=PROFILE))
+    commands = pool.handle(InvocationOffered(0.1, an_invocation("second", deadline_s=inf)))
+    assert [c.replica_id for c in commands if isinstance(c, Dispatch)] == ["idle"]

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, repeat
+from itertools import accumulate
 from math import exp
-from operator import le, truediv
-from statistics import NormalDist, fmean
+from operator import le
+from statistics import NormalDist
 
 # An output longer than every believed length is expected to continue for this share of itself.
 _OVERRUN = 0.2
@@ -18,8 +18,6 @@ _OVERRUN = 0.2
 LEAST_SPREAD = 0.15
 # A belief counts as a point if this share of it lies within `LEAST_SPREAD` either way.
 _POINT_SHARE = 0.5
-# The same deviation of a length that is only guessed: answers of one model differ that much.
-GUESS_SPREAD = 0.8
 
 
 def _lognormal(spread: float, points: int) -> tuple[float, ...]:
@@ -29,8 +27,6 @@ def _lognormal(spread: float, points: int) -> tuple[float, ...]:
 
 
 _SMEARED = _lognormal(LEAST_SPREAD, 16)
-_GUESSES = _lognormal(GUESS_SPREAD, 32)
-_GUESSED = tuple(map(truediv, _GUESSES, repeat(fmean(_GUESSES))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +113,6 @@ def _widened(belief: LengthBelief) -> LengthBelief:
 def received(points: tuple[float, ...]) -> LengthBelief:
     """A belief that arrives in a message: those of most calls of a class are equal."""
     return LengthBelief(points)
-
-
-@lru_cache(maxsize=4096)
-def guessed(tokens: int) -> LengthBelief:
-    """For the time until an output of unknown length ends: one that has outgrown the expected
-    value is likely to go on for long. With `around` it would seem about to end all the time."""
-    return LengthBelief(tuple(max(1.0, tokens * factor) for factor in _GUESSED))
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, RunId, TaskName
-from cato.core.length import LengthBelief, guessed
+from cato.core.length import LengthBelief
 from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import changed, record
@@ -138,10 +138,16 @@ class Invocation:
         )
 
     def left_tokens(self, tokens: int = 0) -> float:
-        """Expected tokens still to come once this attempt has generated `tokens`."""
+        """Expected tokens still to come once this attempt has generated `tokens`.
+
+        An output of which only the expected length is known goes on for as long, or for as long as
+        it already has: after 1,000 tokens the answers of coding agents have 1,400 more, after 4,000
+        2,400, of a mean of 470 (recorded sessions, tuning half).
+        """
+        generated = self.generated + tokens
         if self.length is not None:
-            return self.length.left_mean(self.generated + tokens)
-        return guessed(self.generated + self.expected_tokens).left_mean(self.generated + tokens)
+            return self.length.left_mean(generated)
+        return max(1.0, self.generated + self.expected_tokens, generated)
 
     def own_s(self, profile: Profile, batch: int = 1) -> float:
         """Expected time from start to this invocation's part of the SLO event."""

@@ -43,15 +43,10 @@ class ForesightAdmission:
         running = replica.running
         if not running:
             return _IDLE
-        if not takes_prompt(replica, invocation):
-            ahead = replica.prompt_tokens_ahead
-            return Defer(f"{ahead} prompt tokens are ahead", closes=True)
+        if closed := why_closed(invocation, replica, now_s):
+            return closed
         if invocation.session:  # routing has considered the cost: its context is nowhere else
             return _IN_WINDOW
-        if invocation.deadline_s == inf:
-            answer = _WITHOUT_SLO.admit(invocation, replica, now_s)
-            if isinstance(answer, Defer):
-                return answer
         join = joining(invocation, replica, now_s)
         own, loss = join.own, join.loss
         has_aged = replica.max_running >= MIN_PLACES and is_aged(invocation, now_s)
@@ -74,14 +69,15 @@ class ForesightAdmission:
         return Admit(f"in time with chance {own:.2f}, costs nobody anything")
 
 
-def is_closed(invocation: Invocation, replica: ReplicaView, now_s: float) -> bool:
-    """Whether it would wait at the replica: for prompts, or as its places are for calls with an
-    SLO. Routing prefers others."""
+def why_closed(invocation: Invocation, replica: ReplicaView, now_s: float) -> Defer | None:
+    """Why it would wait at a busy replica whatever it costs others there: for prompts, or as it has
+    no SLO and the places are for others. Routing prefers open replicas."""
     if not takes_prompt(replica, invocation):
-        return True
-    if invocation.deadline_s < inf:
-        return False
-    return isinstance(_WITHOUT_SLO.admit(invocation, replica, now_s), Defer)
+        return Defer(f"{replica.prompt_tokens_ahead} prompt tokens are ahead", closes=True)
+    if invocation.deadline_s < inf or invocation.session:
+        return None
+    answer = _WITHOUT_SLO.admit(invocation, replica, now_s)
+    return answer if isinstance(answer, Defer) else None
 
 
 def is_aged(invocation: Invocation, now_s: float) -> bool:

@@ -8,7 +8,7 @@ from math import inf
 from cato.core.decision import Hold, Route
 from cato.core.pool.window import wait_for_prompts_s
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
-from cato.policies.admission.foresight import is_closed
+from cato.policies.admission.foresight import why_closed
 from cato.policies.due import step_beside_s
 from cato.policies.outlook import UNLIKELY, Joining, joining, net_cost, saved_s
 
@@ -50,7 +50,7 @@ def route_across(
 
     def cost(call_s: float, replica: ReplicaView) -> tuple[bool, int, bool, float, int, str]:
         # it takes the call only if no other replica can
-        if is_closed(invocation, replica, now_s):
+        if why_closed(invocation, replica, now_s):
             return True, 0, True, call_s, replica.held, replica.id
         join = joins[replica.id] = _joining(invocation, replica, now_s)
         net = net_cost(join, price)

@@ -8,7 +8,7 @@ from math import inf
 from cato.core.decision import Hold, Route
 from cato.core.ids import ReplicaId
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
-from cato.policies.admission.foresight import is_closed
+from cato.policies.admission.foresight import why_closed
 from cato.policies.outlook import LEAST_DIFFERENCE, PRICE, joining, net_cost, saved_s
 from cato.policies.routing.across import has_several_speeds, route_across
 from cato.policies.routing.lateness import LEAST_LATENESS, LeastLateness
@@ -28,7 +28,7 @@ class ForesightRouting:
     calls (see `cato.policies.outlook`): more would cost time and change little. Of equals the one
     that will have computed the prompt first takes it. The replica with most of
     the prompt in its prefix cache is always among them. An idle replica is taken at once, the
-    fastest first; one that is closed to the call (`is_closed`) comes last. Calls that no SLO
+    fastest first; one that is closed to the call (`why_closed`) comes last. Calls that no SLO
     depends on leave the last slots of a small pool to others (`leaves_room`). Where accelerators
     differ in speed, see `cato.policies.routing.across`. Turns of sessions go by `for_sessions`.
     """
@@ -76,7 +76,7 @@ class ForesightRouting:
             (r.prefilling > 0, _first_token_s(invocation, r), r.held, r.id, r) for r in least
         ):
             cost: float = inf
-            if not is_closed(invocation, replica, pool.now_s):
+            if not why_closed(invocation, replica, pool.now_s):
                 join = joining(invocation, replica, pool.now_s)
                 cost = net_cost(join, self.price)
             if not best or cost < least_cost:

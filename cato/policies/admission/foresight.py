@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf
 
 from cato.core.decision import Admit, Defer
-from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
+from cato.policies.admission.prompt_window import PromptWindow
 from cato.policies.admission.tempo import TempoAdmission
 from cato.policies.outlook import PRICE, joining, outlook_of
 
@@ -15,7 +15,7 @@ from cato.policies.outlook import PRICE, joining, outlook_of
 AGED_S = 30.0
 # With fewer batch slots, one late call would delay too many that can be met.
 MIN_PLACES = 10
-_WITHOUT_SLO = TempoAdmission()
+_WINDOW, _WITHOUT_SLO = PromptWindow(), TempoAdmission()
 _IDLE = Admit("the replica is idle")
 _IN_WINDOW = Admit("the replica's next steps can take its prompt")
 
@@ -72,11 +72,9 @@ class ForesightAdmission:
 def why_closed(invocation: Invocation, replica: ReplicaView, now_s: float) -> Defer | None:
     """Why it would wait at a busy replica whatever it costs others there: for prompts, or as it has
     no SLO and the places are for others. Routing prefers open replicas."""
-    if not takes_prompt(replica, invocation):
-        return Defer(f"{replica.prompt_tokens_ahead} prompt tokens are ahead", closes=True)
-    if invocation.deadline_s < inf or invocation.session:
-        return None
-    answer = _WITHOUT_SLO.admit(invocation, replica, now_s)
+    answer = _WINDOW.admit(invocation, replica, now_s)
+    if isinstance(answer, Admit) and invocation.deadline_s == inf and not invocation.session:
+        answer = _WITHOUT_SLO.admit(invocation, replica, now_s)
     return answer if isinstance(answer, Defer) else None
 
 

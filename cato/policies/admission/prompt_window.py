@@ -8,6 +8,8 @@ from cato.core.decision import Admit, Defer
 from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
 
+_FITS = Admit("its prompt fits")
+
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow:
@@ -18,5 +20,5 @@ class PromptWindow:
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         if takes_prompt(replica, invocation):
-            return Admit("its prompt fits")
+            return _FITS
         return Defer(f"{replica.prompt_tokens_ahead} prompt tokens are ahead", closes=True)

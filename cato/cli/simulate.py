@@ -40,7 +40,7 @@ Plots = Annotated[
 
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Parallel processes; by default 1, for `papers` one per core."),
+    typer.Option(min=1, help="Parallel processes; by default one per core."),
 ]
 
 Kept = Annotated[
@@ -106,7 +106,7 @@ def simulate(
             tuple(policy or ()),
             trace,
             dataset,
-            jobs or ((os.cpu_count() or 1) if all_papers else 1),
+            jobs or os.cpu_count() or 1,
             quick,
             tuple(users or ()),
             cells,

@@ -99,7 +99,8 @@ def run_all(
         results.append(result)
         progress(len(results), len(jobs))
 
-    if processes <= 1 or len(jobs) <= 1:
+    processes = min(processes, len(jobs))
+    if processes <= 1:
         for job in jobs:
             add(function(job))
         return results

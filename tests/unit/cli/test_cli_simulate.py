@@ -62,6 +62,10 @@ def words(result: Result) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─━]", " ", result.output).split())
 
 
+# Starting processes takes longer than such a short run.
+ALONE = ("--jobs", 1)
+
+
 def a_scenario(folder: Path, rate_per_s: float = 2.0) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(SCENARIO.replace("RATE", str(rate_per_s)), encoding="utf-8")
@@ -120,16 +124,16 @@ def test_an_experiment_is_run_on_the_seeds_asked_for(tmp_path: Path) -> None:
 
 def test_an_unknown_policy_or_metric_ends_with_the_known_ones(tmp_path: Path) -> None:
     path = a_scenario(tmp_path)
-    policy = cato("simulate", "--scenario", path, "--policy", "fastest", "--seeds", "1")
+    policy = cato("simulate", "--scenario", path, "--policy", "fastest", "--seeds", "1", *ALONE)
     assert policy.exit_code == 1
     assert "no scheduler named 'fastest'; known: foresight" in words(policy)
-    metric = cato("simulate", "--scenario", path, "--metric", "speed", "--seeds", "1")
+    metric = cato("simulate", "--scenario", path, "--metric", "speed", "--seeds", "1", *ALONE)
     assert metric.exit_code == 2
     assert "slo_attainment" in words(metric)
 
 
 def test_a_missing_trace_is_asked_for() -> None:
-    result = cato("simulate", "length-bounds", "--seeds", "1")
+    result = cato("simulate", "length-bounds", "--seeds", "1", *ALONE)
     assert result.exit_code == 1
     assert "--trace FILE" in words(result)
 
@@ -157,7 +161,9 @@ def test_an_option_that_would_not_be_read_is_refused(name: str, option: str, val
 
 
 def test_a_scenario_prints_every_class_and_the_difference(tmp_path: Path) -> None:
-    result = cato("simulate", "--scenario", a_scenario(tmp_path), "--plot", tmp_path / "plots")
+    result = cato(
+        "simulate", "--scenario", a_scenario(tmp_path), "--plot", tmp_path / "plots", *ALONE
+    )
     assert result.exit_code == 0, result.output
     printed = words(result)
     assert "tiny, simulated, 2 seeds" in printed
@@ -170,7 +176,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bars, "LINE_EVERY_S", 0.0)
-    result = cato("simulate", "--scenario", a_scenario(tmp_path))
+    result = cato("simulate", "--scenario", a_scenario(tmp_path), *ALONE)
     done = re.findall(r"^tiny: (\d+) of (\d+), after 0 minutes$", result.stderr, re.MULTILINE)
     assert done[-1][0] == done[-1][1] > "1"
 
@@ -422,7 +428,9 @@ def test_with_a_trace_every_target_of_the_estimators_is_judged(
 def length_bounds_of(trace: Path) -> list[dict[str, Any]]:
     """What `cato simulate length-bounds` says of the targets."""
     out = trace.with_name("bounds.json")
-    result = cato("simulate", "length-bounds", "--trace", trace, "--seeds", 1, "--json", out)
+    result = cato(
+        "simulate", "length-bounds", "--trace", trace, "--seeds", 1, "--json", out, *ALONE
+    )
     assert result.exit_code == 0, result.output
     found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["targets"]
     return found

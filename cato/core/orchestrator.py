@@ -45,6 +45,8 @@ from cato.core.snapshot import Invocation, ReplicaSnapshot
 SILENCE_S = 5.0
 # Preemption policies see at most this many replicas, evenly spaced in the list.
 PLACES_LOOKED_AT = 16
+# How many replicas are asked to preempt for a new call.
+REPLICAS_ASKED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,9 @@ class PoolOrchestrator:
             # calls that resume after losing their replica or router were admitted before
             return commands
         why_not = self._refusal.why_not_queued(waiting, now_s)
-        return (*commands, self._refusal.refuse(waiting, why_not)) if why_not else commands
+        if why_not:
+            return (*commands, self._refusal.refuse(waiting, why_not))
+        return (*commands, *self._make_room(waiting, now_s))
 
     def _renew(self, known: Waiting, invocation: Invocation, now_s: float) -> tuple[Command, ...]:
         """A queued call is offered again."""
@@ -394,11 +398,8 @@ class PoolOrchestrator:
         if replica is None:
             return ()
         self._leases.progress(replica, event)
-        preempted = self._preempt(replica, event.now_s)
-        if preempted:  # the calls for which they yielded get the slots; then they may run anywhere
-            last = {p.invocation_id for p in preempted}
-            return preempted + self._dispatcher.fill_all(event.now_s, last)
-        return self._dispatcher.fill_one(replica, event.now_s)
+        commands = self._preempt((replica,), event.now_s)
+        return commands or self._dispatcher.fill_one(replica, event.now_s)
 
     def _join(self, waiting: Waiting) -> None:
         """Add it to the queue."""
@@ -407,27 +408,49 @@ class PoolOrchestrator:
 
     # Preemption
 
-    def _preempt(self, replica: Replica, now_s: float) -> tuple[Preempt, ...]:
+    def _make_room(self, waiting: Waiting, now_s: float) -> tuple[Command, ...]:
+        """Preempt for a new call that no replica takes, if it comes first.
+
+        The next progress report may come too late for it: of few replicas there are few a second.
+        """
+        policies, accepting = self._backlog.policies, self._replicas.accepting
+        if waiting.invocation.deadline_s == inf or not policies.late_binding:
+            return ()
+        return self._preempt(accepting[:REPLICAS_ASKED], now_s, waiting.invocation.id)
+
+    def _preempt(
+        self, replicas: Sequence[Replica], now_s: float, only_for: InvocationId | None = None
+    ) -> tuple[Command, ...]:
+        """Preempt on the first of `replicas` where others gain by it, and place calls again."""
         policies, backlog = self._backlog.policies, self._backlog
-        queue = backlog.queue if policies.late_binding else replica.queue
-        if policies.preemption is None or not queue.waiting or not self._replicas.profiles:
+        if policies.preemption is None or not replicas or not self._replicas.profiles:
+            return ()
+        queue = backlog.queue if policies.late_binding else replicas[0].queue
+        if not queue.waiting:
             return ()
         queue.refresh(backlog.rank, now_s)
         head = Head(queue, backlog.rank, now_s)
-        victims = policies.preemption.preempt(
-            replica,
-            head,
-            now_s,
-            self._next_place_s,
-            backlog.ahead_s(now_s),
-            backlog.rest_s(now_s),
-        )
+        preempted: list[tuple[Replica, InvocationId, str]] = []
+        if only_for is None or head[0].id == only_for:
+            ahead_s, rest_s = backlog.ahead_s(now_s), backlog.rest_s(now_s)
+            for replica in replicas:
+                victims = policies.preemption.preempt(
+                    replica, head, now_s, self._next_place_s, ahead_s, rest_s
+                )
+                preempted = [
+                    (replica, id, reason)
+                    for id, reason in victims
+                    if replica.leases[id].invocation.resumable
+                ]
+                if preempted:
+                    break
         head.put_back()
-        return tuple(
-            self._take_back(replica, id, reason)
-            for id, reason in victims
-            if replica.leases[id].invocation.resumable
-        )
+        if not preempted:
+            return ()
+        commands = tuple(self._take_back(*victim) for victim in preempted)
+        # The calls for which they yielded get the slots; then they may run anywhere.
+        last = {c.invocation_id for c in commands}
+        return commands + self._dispatcher.fill_all(now_s, last)
 
     def _next_place_s(self) -> float:
         """Seconds until the pool's next batch slot frees, judged by a sample of its replicas."""

@@ -57,10 +57,11 @@ class AdmissionPolicy(Protocol):
 class PreemptionPolicy(Protocol):
     """Chooses running invocations that should give way to queued ones.
 
-    Called at every progress report of a replica; `waiting` is the head of the queue, in order, and
-    `place_s()` returns the seconds until the pool's next batch slot is expected to be free. In
-    `ahead_s` all queued calls that can be in time are expected to have started, and in `rest_s`
-    those that have tokens already to have ended after them: a call that yields now rests as long.
+    Called at every progress report of a replica, and when no replica takes a new call that comes
+    first. `waiting` is the head of the queue, in order, and `place_s()` returns the seconds until
+    the pool's next batch slot is expected to be free. In `ahead_s` all queued calls that can be in
+    time are expected to have started, and in `rest_s` those that have tokens already to have ended
+    after them: a call that yields now rests as long.
     """
 
     def preempt(

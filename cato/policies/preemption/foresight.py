@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
@@ -32,7 +32,8 @@ class ForesightPreemption:
     can be met. At lighter load they continue: they would only come back later, at the same cost.
     Calls with slack: the pool is full, and exchanging the running call with the first queued call,
     until the next slot frees, meets more SLOs, by at least `least_exchange`; streams behind that
-    first one count too. In a queue longer than `longest_queue` the preempted call would not come
+    first one count too. What it costs to process the context again is subtracted, as a share of the
+    queued call's service. In a queue longer than `longest_queue` the preempted call would not come
     back in time. Streams that have begun, and calls without an SLO, may wait until all queued calls
     that can be in time have started, if the streams still keep their pace. A pace that is an SLO
     must not be put at risk in a long queue (`most_loss`), because calls that arrive later delay the
@@ -143,6 +144,8 @@ class ForesightPreemption:
         share = _share(candidate, profile, len(running))
         gain = own * share - loss + others - (outlook.total - outlook.chances[at])
         gain += _gained_behind(profile, waiting, now_s, place_s)
+        # Others lose the time in which its context is processed again.
+        gain -= profile.prefill_s(int(running[at].context_tokens)) / service_s
         if gain >= self.least_exchange:  # otherwise not even if it had no chance later
             gain -= share * beside(profile, rest, candidate, start_s + place_s)[0]
         if gain < self.least_exchange:
@@ -163,12 +166,17 @@ class ForesightPreemption:
         tokens to come first. The last value is its place in the outlook.
 
         It would go on at `back_s`, when the slot is free again, or at `late_s`, after all queued
-        calls that can be in time, and after those that have begun.
+        calls that can be in time, and after those that have begun. A call whose end decides its SLO
+        may then have to wait for as long as it still needs: calls that arrive meanwhile go first.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
         most_loss = 1.0 if may_exchange else self.most_loss
-        soon = chances(profile, back_s, running) if may_exchange else []
         step_s = profile.decode_step_s(batch)
+        soon: list[float] = []
+        if may_exchange:
+            again_s = _again_s(profile, outlook)
+            urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]
+            soon = chances(profile, back_s, urgent)
         found = []
         for i, (p, chance) in enumerate(zip(running, outlook.chances, strict=True)):
             if not p.invocation.resumable or p.invocation.session:

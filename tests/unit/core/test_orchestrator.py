@@ -31,7 +31,7 @@ from cato.core.events import (
 from cato.core.fairness import TokenShares
 from cato.core.ids import InvocationId, PoolName, ReplicaId, RunId
 from cato.core.length import LengthBelief
-from cato.core.orchestrator import SILENCE_S, PoolOrchestrator
+from cato.core.orchestrator import REPLICAS_ASKED, SILENCE_S, PoolOrchestrator
 from cato.core.policies import (
     ADMIT_ALWAYS,
     AdmissionPolicy,
@@ -627,8 +627,13 @@ class Books:
 
     def _take_back(self, event: Event, command: Preempt) -> None:
         """It waits again, with what it has generated as a part of its prompt."""
-        assert isinstance(event, ReplicaProgressed)
-        assert event.replica_id == command.replica_id
+        if isinstance(event, InvocationOffered):
+            assert self.newcomer == event.invocation.id, "only new calls ask for room"
+            assert event.invocation.deadline_s < inf
+            assert self.policies.late_binding
+        else:
+            assert isinstance(event, ReplicaProgressed)
+            assert event.replica_id == command.replica_id
         lease = self._free(command.invocation_id)
         assert (lease.command.replica_id, lease.command.attempt) == (
             command.replica_id,
@@ -1557,8 +1562,9 @@ def test_what_is_taken_back_does_not_get_its_place_back_at_once() -> None:
     pool = a_pool(policies)
     pool.handle(a_report("r"))
     pool.handle(InvocationOffered(0.0, an_invocation("i", tokens=10, draw=0.9)))
-    pool.handle(InvocationOffered(0.0, an_invocation("j", tokens=15, draw=0.1)))
-    back, *given = pool.handle(progressed("r", ("i", 7)))
+    pool.handle(progressed("r", ("i", 7)))
+    newcomer = an_invocation("j", tokens=15, draw=0.1, deadline_s=9.0)
+    back, *given = pool.handle(InvocationOffered(0.0, newcomer))
     assert isinstance(back, Preempt)
     assert (back.invocation_id, back.attempt) == ("i", 1)
     assert dispatched(tuple(given)) == [("j", "r")]
@@ -1570,8 +1576,7 @@ def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_wit
     pool = a_pool(policies)
     pool.handle(a_report("r"))
     pool.handle(drawn("i", 0.9))
-    pool.handle(drawn("j", 0.1))
-    back, *_ = pool.handle(progressed("r", ("i", 7)))
+    back, *_ = pool.handle(drawn("j", 0.1))
     assert isinstance(back, Preempt)
     pool.handle(InvocationWithdrawn(0.0, InvocationId("i"), 1, "the client left"))
     assert pool.invocation(InvocationId("i")) is None
@@ -1582,8 +1587,8 @@ def test_nothing_gives_way_while_no_replica_accepts_work() -> None:
     pool = a_pool(policies)
     pool.handle(a_report("r"))
     pool.handle(drawn("i", 0.9))
-    pool.handle(drawn("j", 0.1))
     pool.handle(a_report("r", accepting=False, held=("i",)))
+    assert pool.handle(drawn("j", 0.1)) == ()
     assert pool.handle(progressed("r", ("i", 7))) == ()
 
 
@@ -1614,8 +1619,26 @@ def test_a_preemption_policy_hears_when_the_first_of_all_replicas_has_a_place() 
     pool.handle(progressed("a", ("i", 1), now_s=1.0))
     assert hears.heard_s == []  # nobody waits for one
     pool.handle(offer("k"))
+    assert hears.heard_s == [pytest.approx(5.9)] * 2, "a new call that comes first asks both"
+    pool.handle(offer("l"))  # comes second
+    pool.handle(InvocationOffered(0.0, an_invocation("m", deadline_s=inf)))
     pool.handle(progressed("a", ("i", 2), now_s=3.0))  # 48 more tokens: until 7.8 s
-    assert hears.heard_s == [pytest.approx(2.9)]  # that of "b"
+    assert hears.heard_s[2:] == [pytest.approx(2.9)]  # that of "b"
+
+
+def test_a_new_call_asks_a_few_replicas_for_room_until_one_has_it() -> None:
+    policies = Policies(ROUTING["least-wait"], FirstComeFirstServed(), preemption=TakesBackSome())
+    pool = a_pool(policies)
+    few = [f"r{n:02}" for n in range(REPLICAS_ASKED)]
+    for n, id in enumerate([*few, "z"]):
+        pool.handle(a_report(id))
+        pool.handle(drawn(f"i{n}", 0.9 if id in (few[-1], "z") else 0.1))
+    back, *given = pool.handle(drawn("j", 0.1))
+    assert isinstance(back, Preempt)
+    assert back.replica_id == few[-1]
+    assert dispatched(tuple(given)) == [("j", few[-1])]
+    assert pool.handle(InvocationWithdrawn(0.0, back.invocation_id, MANY, "over")) == ()
+    assert pool.handle(drawn("k", 0.1)) == (), "of those asked, none has room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -1644,6 +1667,7 @@ def test_a_preemption_policy_may_read_the_head_of_the_queue_in_any_way() -> None
     pool.handle(a_report("r", slots=1))
     for at_s, id in enumerate("iabcdefghj"):
         pool.handle(offer(id, float(at_s)))
+    reads.seen.clear()
     pool.handle(progressed("r", ("i", 2), now_s=20.0))
     shown = list("abcdefgh")
     assert reads.seen == [shown, ["a", "b"], ["h"], ["h"]]

@@ -63,7 +63,7 @@ URGENT = an_exchangeable("urgent", due_s=2.3)
 def test_what_can_wait_gives_its_place_to_what_cannot() -> None:
     assert gives_way(a_full_replica(PATIENT), URGENT) == ["patient"]
     (_, why), *_ = POLICY.preempt(a_full_replica(PATIENT), [URGENT], NOW_S, lambda: PLACE_S)
-    assert why == "can wait 0.50 s for a place, urgent cannot: 0.88 SLOs more"
+    assert why == "can wait 0.50 s for a place, urgent cannot: 0.78 SLOs more"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,22 @@ def test_nobody_changes_places_without_gain(
     runs: Invocation, waits: Invocation, place_s: float
 ) -> None:
     assert gives_way(a_full_replica(runs), waits, place_s=place_s) == []
+
+
+def test_what_goes_on_later_must_be_able_to_wait_once_more() -> None:
+    """It needs 1.1 s after half a second, but calls that come meanwhile go first."""
+    soon = an_exchangeable("soon", due_s=3.0)
+    assert gives_way(a_full_replica(soon), URGENT) == []
+    assert gives_way(a_full_replica(replace(soon, deadline_s=4.5)), URGENT) == ["soon"]
+
+
+def test_a_context_that_takes_long_to_process_again_costs_others_their_time() -> None:
+    """The newcomer needs 1.2 s, so 1.1 s of processing again is hardly less."""
+    for context_s, gives in ((0.4, ["patient"]), (1.0, [])):
+        profile = a_profile(token_s=0.01, prefill_token_s=context_s / PATIENT.prompt_tokens)
+        newcomer = replace(URGENT, prompt_tokens=1, expected_tokens=110)
+        replica = replace(a_full_replica(PATIENT), profile=profile)
+        assert gives_way(replica, newcomer) == gives
 
 
 def test_nobody_changes_places_while_there_is_room() -> None:

@@ -245,8 +245,7 @@ class SimPool:
                 pass  # it has ended; the router will be told
             case Preempt():
                 replica, _, call = self._leases.pop(command.invocation_id)
-                if command.superseded or self.setup.news_s:  # more was sent than is known
-                    self._progress(replica.engine)
+                self._progress(replica.engine)  # more was sent than is known
                 if not command.superseded:
                     self.preempted += 1
                 replica.engine.cancel(self._kernel.now_s, command.invocation_id)

@@ -421,9 +421,12 @@ class PoolOrchestrator:
     def _preempt(
         self, replicas: Sequence[Replica], now_s: float, only_for: InvocationId | None = None
     ) -> tuple[Command, ...]:
-        """Preempt on the first of `replicas` where others gain by it, and place calls again."""
+        """Preempt on the first of `replicas` where others gain by it, and place calls again.
+
+        `only_for`: only if that call is the first of the queue.
+        """
         policies, backlog = self._backlog.policies, self._backlog
-        if policies.preemption is None or not replicas or not self._replicas.profiles:
+        if policies.preemption is None or not self._replicas.profiles:
             return ()
         queue = backlog.queue if policies.late_binding else replicas[0].queue
         if not queue.waiting:

@@ -414,7 +414,8 @@ class PoolOrchestrator:
         The next progress report may come too late for it: of few replicas there are few a second.
         """
         policies, accepting = self._backlog.policies, self._replicas.accepting
-        if waiting.invocation.deadline_s == inf or not policies.late_binding:
+        asks = policies.asks_at_once and policies.late_binding
+        if not asks or waiting.invocation.deadline_s == inf:
             return ()
         return self._preempt(accepting[:REPLICAS_ASKED], now_s, waiting.invocation.id)
 

@@ -57,8 +57,8 @@ class AdmissionPolicy(Protocol):
 class PreemptionPolicy(Protocol):
     """Chooses running invocations that should give way to queued ones.
 
-    Called at every progress report of a replica, and when no replica takes a new call that comes
-    first. `waiting` is the head of the queue, in order, and `place_s()` returns the seconds until
+    Called at every progress report of a replica, and for some new calls (`Policies.asks_at_once`).
+    `waiting` is the head of the queue, in order, and `place_s()` returns the seconds until
     the pool's next batch slot is expected to be free. In `ahead_s` all queued calls that can be in
     time are expected to have started, and in `rest_s` those that have tokens already to have ended
     after them: a call that yields now rests as long.
@@ -106,7 +106,8 @@ class Policies:
     admission (and, with late binding, routing) is then not asked, and `window` and `reserve` have
     no effect. `retain_s`: how long the KV blocks of an answer with a tool call are protected from
     eviction (simulated engines only: vLLM has no such order). `by_turns`: a call may start only
-    after `TurnCame`, for pools that share their replicas.
+    after `TurnCame`, for pools that share their replicas. `asks_at_once`: a new call that comes
+    first and that no replica takes asks `preemption` at once; late binding only.
     """
 
     routing: RoutingPolicy
@@ -127,3 +128,4 @@ class Policies:
     mapping: MappingPolicy | None = None
     retain_s: float = 0.0
     by_turns: bool = False
+    asks_at_once: bool = False

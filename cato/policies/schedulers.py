@@ -78,6 +78,7 @@ def foresight() -> Policies:
         reserve_after_s=AGED_S,
         patience_s=PATIENCE_S,
         corrects=True,
+        asks_at_once=True,
     )
 
 

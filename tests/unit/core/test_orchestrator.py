@@ -118,7 +118,17 @@ SHIPPED = tuple(
 )
 HOLDING = tuple(Policies(HoldsSome(), o, late) for o in ORDERING.values() for late in (True, False))
 ASKING = tuple(
-    Policies(routing, ordering, late_binding, max_queued, admission, preemption, window, *order)
+    Policies(
+        routing,
+        ordering,
+        late_binding,
+        max_queued,
+        admission,
+        preemption,
+        window,
+        *order,
+        asks_at_once=window != 2,
+    )
     for routing, ordering in product(
         (ROUTING["power-of-two"], HoldsSome()), (FirstComeFirstServed(), LateLast())
     )
@@ -631,6 +641,7 @@ class Books:
             assert self.newcomer == event.invocation.id, "only new calls ask for room"
             assert event.invocation.deadline_s < inf
             assert self.policies.late_binding
+            assert self.policies.asks_at_once
         else:
             assert isinstance(event, ReplicaProgressed)
             assert event.replica_id == command.replica_id
@@ -1560,7 +1571,9 @@ def test_what_is_taken_back_goes_to_an_idle_replica_with_early_binding_too() -> 
 
 def test_what_is_taken_back_does_not_get_its_place_back_at_once() -> None:
     """Its rest is short and would go first."""
-    policies = Policies(ROUTING["least-wait"], ByTokens(), preemption=TakesBackSome())
+    policies = Policies(
+        ROUTING["least-wait"], ByTokens(), preemption=TakesBackSome(), asks_at_once=True
+    )
     pool = a_pool(policies)
     pool.handle(a_report("r"))
     pool.handle(InvocationOffered(0.0, an_invocation("i", tokens=10, draw=0.9)))
@@ -1574,7 +1587,9 @@ def test_what_is_taken_back_does_not_get_its_place_back_at_once() -> None:
 
 
 def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_with_it() -> None:
-    policies = Policies(CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome())
+    policies = Policies(
+        CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome(), asks_at_once=True
+    )
     pool = a_pool(policies)
     pool.handle(a_report("r"))
     pool.handle(drawn("i", 0.9))
@@ -1585,7 +1600,9 @@ def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_wit
 
 
 def test_nothing_gives_way_while_no_replica_accepts_work() -> None:
-    policies = Policies(CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome())
+    policies = Policies(
+        CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome(), asks_at_once=True
+    )
     pool = a_pool(policies)
     pool.handle(a_report("r"))
     pool.handle(drawn("i", 0.9))
@@ -1613,7 +1630,9 @@ class HearsOfPlaces:
 
 def test_a_preemption_policy_hears_when_the_first_of_all_replicas_has_a_place() -> None:
     hears = HearsOfPlaces()
-    pool = a_pool(Policies(CatoRouting(), FirstComeFirstServed(), preemption=hears))
+    pool = a_pool(
+        Policies(CatoRouting(), FirstComeFirstServed(), preemption=hears, asks_at_once=True)
+    )
     for id in ("a", "b"):
         pool.handle(a_report(id, profile=a_profile(prefill_s=1.0, token_s=0.1)))
     pool.handle(offer("i"))  # 50 tokens: until 5.9 s
@@ -1629,7 +1648,9 @@ def test_a_preemption_policy_hears_when_the_first_of_all_replicas_has_a_place() 
 
 
 def test_a_new_call_asks_a_few_replicas_for_room_until_one_has_it() -> None:
-    policies = Policies(ROUTING["least-wait"], FirstComeFirstServed(), preemption=TakesBackSome())
+    policies = Policies(
+        ROUTING["least-wait"], FirstComeFirstServed(), preemption=TakesBackSome(), asks_at_once=True
+    )
     pool = a_pool(policies)
     few = [f"r{n:02}" for n in range(REPLICAS_ASKED)]
     for n, id in enumerate([*few, "z"]):

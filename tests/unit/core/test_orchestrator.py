@@ -37,6 +37,7 @@ from cato.core.policies import (
     AdmissionPolicy,
     OrderingPolicy,
     Policies,
+    PreemptionPolicy,
     RoutingPolicy,
     Work,
 )
@@ -609,16 +610,24 @@ class Books:
         """Late even if it ran at once, alone."""
         return now_s + min(invocation.remaining_s(p) for p in self.profiles) > invocation.deadline_s
 
+    @property
+    def _bounded(self) -> dict[InvocationId, Invocation]:
+        """What waited when the bounds were asked: before anything gave way to the newcomer."""
+        return {id: i for id, i in self.waiting.items() if id not in self.gave_way}
+
     def _is_too_much(self, invocation: Invocation) -> bool:
         """The queue is full, and its tenant has its part of it."""
-        bound, tenants = self.policies.max_queued, Counter(i.tenant for i in self.waiting.values())
-        if len(self.waiting) <= bound or len(tenants) < 2 or not self.binds_late:
-            return len(self.waiting) > bound
+        bound, queue = self.policies.max_queued, self._bounded
+        tenants = Counter(i.tenant for i in queue.values())
+        if len(queue) <= bound or len(tenants) < 2 or not self.binds_late:
+            return len(queue) > bound
         return tenants[invocation.tenant] > bound / len(tenants)
 
     def _are_too_many_tokens(self) -> bool:
-        bound = self.policies.max_queued_tokens
-        return bound is not None and sum(self.prompts.values()) > bound and len(self.waiting) > 1
+        bound, queue = self.policies.max_queued_tokens, self._bounded
+        return (
+            bound is not None and sum(self.prompts[id] for id in queue) > bound and len(queue) > 1
+        )
 
     @property
     def is_plain(self) -> bool:
@@ -918,7 +927,7 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class WatchedRouting:
     policy: RoutingPolicy
-    asked: list[Asked]
+    asked: list[Asked | None]
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         ids = [r.id for r in pool.replicas]
@@ -931,7 +940,7 @@ class WatchedRouting:
 @dataclass(frozen=True, slots=True)
 class WatchedAdmission:
     policy: AdmissionPolicy
-    asked: list[Asked]
+    asked: list[Asked | None]
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         assert replica.accepting
@@ -951,43 +960,92 @@ class WatchedOrdering:
         return rank
 
 
-def watched(policies: Policies, asked: list[Asked], ranked: dict[InvocationId, Ranked]) -> Policies:
+@dataclass(frozen=True, slots=True)
+class WatchedPreemption:
+    """Notes None where calls give way: afterwards all may be asked once more."""
+
+    policy: PreemptionPolicy
+    asked: list[Asked | None]
+
+    def preempt(
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
+        ahead_s: float = 0.0,
+        rest_s: float = 0.0,
+    ) -> Sequence[tuple[InvocationId, str]]:
+        found = self.policy.preempt(replica, waiting, now_s, place_s, ahead_s, rest_s)
+        if found:
+            self.asked.append(None)
+        return found
+
+
+def watched(
+    policies: Policies, asked: list[Asked | None], ranked: dict[InvocationId, Ranked]
+) -> Policies:
     """The same policies, and a list of what they were asked."""
-    admission = policies.admission
+    admission, preemption = policies.admission, policies.preemption
     if admission is not ADMIT_ALWAYS:
         admission = WatchedAdmission(admission, asked)
+    if preemption is not None:
+        preemption = WatchedPreemption(preemption, asked)
     return replace(
         policies,
         routing=WatchedRouting(policies.routing, asked),
         ordering=WatchedOrdering(policies.ordering, ranked),
         admission=admission,
+        preemption=preemption,
     )
 
 
 def check_questions(
-    event: Event, commands: tuple[Command, ...], asked: list[Asked], books: Books
+    event: Event, commands: tuple[Command, ...], asked: list[Asked | None], books: Books
 ) -> None:
     """Only what was admitted goes; who closes is asked no more; `window` and `strict` hold."""
     policies = books.policies
     given = set(dispatched(commands))
-    if books.is_turn_of_unbound and asked:
-        asked = after_the_reserve(asked, given, books)
-    # For a newcomer all is asked twice: before there is room, and after.
-    made_room = bool(books.gave_way) and isinstance(event, InvocationOffered)
+    rounds: list[list[Asked]] = [[]]
+    for a in asked:
+        if a is None:  # for a newcomer: before there was room, and after
+            rounds.append([])
+        else:
+            rounds[-1].append(a)
+    if books.is_turn_of_unbound:
+        at = next((n for n, questions in enumerate(rounds) if questions), None)
+        if at is not None:
+            rounds[at] = after_the_reserve(rounds[at], given, books)
+    admitted: set[tuple[InvocationId, ReplicaId]] = set()
+    for questions in rounds:
+        admitted |= admitted_by(questions)
+    if policies.admission is not ADMIT_ALWAYS:
+        assert admitted == given
+    if policies.late_binding:
+        for questions in rounds:
+            check_order(event, commands, questions, books)
+
+
+def admitted_by(asked: list[Asked]) -> set[tuple[InvocationId, ReplicaId]]:
+    """What may go where; a replica that closed is not asked again."""
     closed: set[ReplicaId] = set()
     admitted: set[tuple[InvocationId, ReplicaId]] = set()
     for a in asked:
         if a.replica_id is None:
             continue
-        assert made_room or a.replica_id not in closed, f"{a.replica_id} is closed"
+        assert a.replica_id not in closed, f"{a.replica_id} is closed"
         if isinstance(a.answer, Admit):
             admitted.add((a.invocation.id, a.replica_id))
         elif isinstance(a.answer, Defer) and a.answer.closes:
             closed.add(a.replica_id)
-    if policies.admission is not ADMIT_ALWAYS:
-        assert admitted == given
-    if not policies.late_binding or made_room:
-        return
+    return admitted
+
+
+def check_order(
+    event: Event, commands: tuple[Command, ...], asked: list[Asked], books: Books
+) -> None:
+    """Each is asked about once, in order; `window` and `strict` hold."""
+    policies = books.policies
     order = [a.invocation for a in asked if a.replica_id is None]
     assert len({i.id for i in order}) == len(order), "asked about twice"
     assert not policies.window or len(order) <= policies.window
@@ -1036,7 +1094,7 @@ def play(
     `some_held`: the policies leave in the queue, if anything, what has a draw of at least one half.
     `never_idle`: they give an idle replica whatever waits for it.
     """
-    asked: list[Asked] = []
+    asked: list[Asked | None] = []
     changes = [e.policies for e in history if isinstance(e, PoliciesChanged)]
     books = Books(policies, all(p.late_binding for p in (policies, *changes)))
     pool = a_pool(watched(policies, asked, books.ranked))
@@ -1512,7 +1570,7 @@ def drawn(id: str, draw: float, *, attempt: int = 1, now_s: float = 0.0) -> Invo
 
 
 def test_a_replica_that_closes_is_not_asked_about_the_next_in_the_queue() -> None:
-    asked: list[Asked] = []
+    asked: list[Asked | None] = []
     fcfs = FirstComeFirstServed()
     policies = Policies(ROUTING["power-of-two"], fcfs, admission=DefersSome(closes_from=0.75))
     pool = a_pool(watched(policies, asked, {}))
@@ -1532,7 +1590,7 @@ class ByTokens:
 
 
 def test_nothing_of_a_larger_rank_is_asked_about_though_a_tenant_that_is_ahead_goes_last() -> None:
-    asked: list[Asked] = []
+    asked: list[Asked | None] = []
     strict = Policies(ROUTING["least-wait"], ByTokens(), admission=DefersSome(), strict=True)
     pool = a_pool(watched(strict, asked, {}))
     pool.handle(a_report("r"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import assert_never
 
@@ -437,9 +438,10 @@ class PoolOrchestrator:
         preempted: list[tuple[Replica, InvocationId, str]] = []
         if only_for is None or head[0].id == only_for:
             ahead_s, rest_s = backlog.ahead_s(now_s), backlog.rest_s(now_s)
+            place_s = cache(self._next_place_s)  # the same for all of them
             for replica in replicas:
                 victims = policies.preemption.preempt(
-                    replica, head, now_s, self._next_place_s, ahead_s, rest_s
+                    replica, head, now_s, place_s, ahead_s, rest_s
                 )
                 preempted = [
                     (replica, id, reason)

@@ -122,7 +122,7 @@ install:
 	    echo 'error: no virtual environment; Debian and Ubuntu need the package python3-venv.' >&2; \
 	    rm -rf .venv; exit 1; }
 	$(say) '2/4 installing .[$(EXTRAS)] (about 4 GB; minutes)'
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$(EXTRAS)]' || { \
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]' || { \
 	    echo 'error: pip failed; its own words are above. Most often: no network, an index that' >&2; \
 	    echo '       cannot be reached (set PIP_INDEX_URL or a proxy), or a full disk.' >&2; \
 	    echo '       `make setup` goes on where this stopped.' >&2; exit 1; }

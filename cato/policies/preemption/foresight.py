@@ -33,19 +33,20 @@ class ForesightPreemption:
     Calls with slack: the pool is full, and exchanging the running call with the first queued call,
     until the next slot frees, meets more SLOs, by at least `least_exchange`; streams behind that
     first one count too. What it costs to process the context again is subtracted, as a share of the
-    queued call's service. In a queue longer than `longest_queue` the preempted call would not come
-    back in time. Streams that have begun, and calls without an SLO, may wait until all queued calls
-    that can be in time have started, if the streams still keep their pace. A pace that is an SLO
-    must not be put at risk in a long queue (`most_loss`), because calls that arrive later delay the
-    stream further. Tokens are kept; the context is processed again, and for such a stream that
-    takes at most `again` of its share of the work to come.
+    queued call's service. In a queue longer than `longest_queue` a preempted call that must end in
+    time pushes out another one: then the queued call's service is subtracted too, as a share of
+    the longest one in the queue. Streams that have begun, and calls without an SLO, may wait until
+    all queued calls that can be in time have started, if the streams still keep their pace. A pace
+    that is an SLO must not be put at risk in a long queue (`most_loss`), because calls that arrive
+    later delay the stream further. Tokens are kept; the context is processed again, and for such a
+    stream that takes at most `again` of its share of the work to come.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
     arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
     first could wait for the next slot.
     """
 
     least_gain: float = 0.1
-    least_exchange: float = 0.2
+    least_exchange: float = 0.05
     # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
     most_loss: float = 0.02
@@ -111,8 +112,7 @@ class ForesightPreemption:
         if not first.until_first_token or ahead_s <= self.crowded * slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
-        back_s = now_s + rest_s + _again_s(profile, outlook)
-        losses = self._losses(profile, outlook, back_s, back_s, may_exchange=False)
+        losses = self._losses(profile, outlook, now_s, now_s + rest_s, self.most_loss, inf)
         begins = sum(i.until_first_token and _can_be_met(i, profile, now_s) for i in waiting)
         reason = f"can rest {rest_s:.2f} s; the last queued stream begins in {ahead_s:.2f} s"
         rests = [outlook.prospects[at].invocation.id for _, _, at in sorted(losses)[:begins]]
@@ -130,10 +130,13 @@ class ForesightPreemption:
         outlook = replica.derived(outlook_of, now_s)
         profile, running, first = replica.profile, outlook.prospects, waiting[0]
         service_s = profile.service_s(first.prompt_tokens, first.expected_tokens, len(running))
-        back_s = now_s + min(place_s, service_s) + _again_s(profile, outlook)
-        may_exchange = len(waiting) <= self.longest_queue
-        late_s = back_s + rest_s
-        losses = self._losses(profile, outlook, back_s, late_s, may_exchange=may_exchange)
+        back_s = now_s + min(place_s, service_s)
+        most_loss, price = 1.0, 0.0
+        if len(waiting) > self.longest_queue:
+            most_loss = self.most_loss
+            queued = [(i.prompt_tokens, i.expected_tokens, len(running)) for i in waiting[1:]]
+            price = service_s / max(profile.service_s(*each) for each in queued)
+        losses = self._losses(profile, outlook, back_s, back_s + rest_s, most_loss, price)
         if not losses:
             return ()
         loss, _, at = min(losses)
@@ -159,22 +162,27 @@ class ForesightPreemption:
         outlook: Outlook,
         back_s: float,
         late_s: float,
-        *,
-        may_exchange: bool,
+        most_loss: float,
+        price: float,
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
-        tokens to come first. The last value is its place in the outlook.
+        tokens to come first. The last value is its place in the outlook. A stream may lose
+        `most_loss`; a call whose end decides its SLO costs `price` more, as queued calls have to
+        wait for its rest (inf: none is preempted).
 
-        It would go on at `back_s`, when the slot is free again, or at `late_s`, after all queued
-        calls that can be in time, and after those that have begun. A call whose end decides its SLO
-        may then have to wait for as long as it still needs: calls that arrive meanwhile go first.
+        It would go on at `back_s`, when the slot is free again, or at `late_s` at the latest, after
+        all queued calls that can be in time, and after those that have begun. Those go on one after
+        another, so a stream whose pace is no SLO is expected halfway between. A call whose end
+        decides its SLO may then have to wait for as long as it still needs: calls that arrive
+        meanwhile go first.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
-        most_loss = 1.0 if may_exchange else self.most_loss
         step_s = profile.decode_step_s(batch)
+        # Its context takes that long to process again, at most.
+        again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
+        back_s, late_s = back_s + again_s, late_s + again_s
         soon: list[float] = []
-        if may_exchange:
-            again_s = _again_s(profile, outlook)
+        if price < inf:
             urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]
             soon = chances(profile, back_s, urgent)
         found = []
@@ -188,16 +196,13 @@ class ForesightPreemption:
                     or profile.prefill_s(int(p.context_tokens)) > self.again * left_s / batch
                 ):
                     continue
-                if _keeps_pace(p, late_s + left_s):
+                goes_on_s = (back_s + late_s) / 2 if p.due_s == inf else late_s
+                if _keeps_pace(p, goes_on_s + left_s):
                     found.append((loss, -p.left_tokens, i))
-            elif may_exchange:
-                found.append(((chance - soon[i]) * _share(p, profile, batch), 0.0, i))
+            elif price < inf:
+                loss = (chance - soon[i]) * _share(p, profile, batch) + price
+                found.append((loss, 0.0, i))
         return found
-
-
-def _again_s(profile: Profile, outlook: Outlook) -> float:
-    """How long a preempted call's context takes to process again, at most."""
-    return profile.prefill_s(int(max(p.context_tokens for p in outlook.prospects)))
 
 
 def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:

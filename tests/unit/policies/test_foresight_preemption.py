@@ -117,9 +117,16 @@ def test_the_place_would_go_to_the_first_of_the_queue() -> None:
     assert gives_way(a_full_replica(PATIENT), can_wait, URGENT) == []
 
 
-def test_nobody_changes_places_in_a_long_queue() -> None:
+def test_in_a_long_queue_only_short_calls_change_places() -> None:
+    """What yields must still be served in time, and pushes out one of those that wait."""
+    longer = an_exchangeable("longer", tokens=1_000, due_s=20.0)
     assert gives_way(a_full_replica(PATIENT), *[URGENT] * 7) == ["patient"]
     assert gives_way(a_full_replica(PATIENT), *[URGENT] * 8) == []
+    assert gives_way(a_full_replica(PATIENT), *[URGENT] * 7, longer) == ["patient"]
+    assert (
+        gives_way(a_full_replica(PATIENT), *[URGENT] * 7, replace(longer, expected_tokens=120))
+        == []
+    )
 
 
 def test_a_call_whose_task_is_decided_downstream_gains_little() -> None:
@@ -160,9 +167,18 @@ def test_a_stream_that_keeps_its_pace_is_paused_for_one_that_would_begin_too_lat
 
 
 def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
+    """Of those that rest, it goes on halfway between the first and the last."""
     replica, waiting = a_full_replica(STREAM, tokens=20), replace(STREAM, deadline_s=1.3)
-    assert gives_way(replica, waiting, rest_s=7.0) == ["stream"]
-    assert gives_way(replica, waiting, rest_s=9.0) == []
+    assert gives_way(replica, waiting, rest_s=14.0) == ["stream"]
+    assert gives_way(replica, waiting, rest_s=18.0) == []
+
+
+def test_a_stream_whose_pace_is_an_slo_may_be_the_last_to_go_on() -> None:
+    # Each token makes up for 30 ms; even a short answer has 50 more, so up to 1.5 s.
+    replica = a_full_replica(replace(STREAM, tpot_target_s=0.04), tokens=20)
+    waiting = replace(STREAM, deadline_s=1.3)
+    assert gives_way(replica, *[waiting] * 8, rest_s=0.6) == ["stream"]
+    assert gives_way(replica, *[waiting] * 8, rest_s=1.0) == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +207,7 @@ def test_in_a_crowd_streams_rest_even_if_the_first_could_wait_for_a_place(
     replica = replace(replica, running=(*replica.running[:2], not_begun))
     found = gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=wait_s)
     assert found == rests
-    assert gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=9.0) == []
+    assert gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=18.0) == []
 
 
 def test_only_streams_that_wait_make_a_crowd() -> None:

@@ -83,7 +83,7 @@ class LengthBelief:
         first = bisect_right(self.points, generated)
         n = len(self.points) - first
         if n == 0:
-            return max(1.0, _OVERRUN * generated)
+            return _left_beyond(generated)
         return max(1.0, self._sum_from[first] / n - generated)
 
     def left_quantile(self, q: float, generated: int) -> float:
@@ -91,7 +91,7 @@ class LengthBelief:
         first = bisect_right(self.points, generated)
         n = len(self.points) - first
         if n == 0:
-            return max(1.0, _OVERRUN * generated)
+            return _left_beyond(generated)
         return max(1.0, self.points[first + min(n - 1, int(q * n))] - generated)
 
     def chance_within(self, tokens: float, generated: int) -> float:
@@ -99,8 +99,13 @@ class LengthBelief:
         first = bisect_right(self.points, generated)
         n = len(self.points) - first
         if n == 0:
-            return 1.0 - exp(-tokens / max(1.0, _OVERRUN * generated)) if tokens > 0 else 0.0
+            return 1.0 - exp(-tokens / _left_beyond(generated)) if tokens > 0 else 0.0
         return (bisect_right(self.points, generated + tokens, first) - first) / n
+
+
+def _left_beyond(generated: int) -> float:
+    """Expected tokens still to come of an output that exceeds all believed lengths."""
+    return max(1.0, _OVERRUN * generated)
 
 
 @lru_cache(maxsize=4096)

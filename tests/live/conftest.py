@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -131,10 +132,14 @@ def cluster() -> Iterator[int]:
     ray.shutdown()
 
 
-def wait_ready(url: str, timeout_s: float = 120.0) -> None:
-    """Return when `/readyz` says yes; fail with its last words otherwise."""
+def wait_ready(
+    url: str, timeout_s: float = 120.0, served_by: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Return when `/readyz` says yes; fail if it never does, or if `served_by` ends before."""
     deadline_s, last = time.monotonic() + timeout_s, "no answer"
     while time.monotonic() < deadline_s:
+        if served_by is not None and served_by.poll() is not None:
+            pytest.fail(f"`cato serve` has ended with status {served_by.returncode}: {last}")
         try:
             answer = httpx.get(f"{url}/readyz", timeout=5)
             if answer.status_code == 200:

@@ -148,7 +148,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     _running.callback(process.send_signal, signal.SIGINT)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_ready(url, START_S)
+        wait_ready(url, START_S, process)
     except pytest.fail.Exception:
         for path in (folder / "log", *Path(run_dir).glob("serve-*.log")):
             print(path.name, path.read_text()[-LOG_CHARS:] if path.exists() else "is missing")

@@ -35,6 +35,8 @@ _FIXED: Mapping[str, Look] = MappingProxyType(
         "foresight, told lengths": Look(_BLACK, ":"),
         "upper bound": Look(_GRAY, "--"),
         "clairvoyant search": Look(_GRAY, ":"),
+        "free preemption": Look(_GRAY, "-", is_hollow=True),
+        "free preemption, known lengths": Look(_GRAY, "-."),
         "cato": Look(_BLUE, "-"),
         "cato, line 24 as printed": Look(_BLUE, "--"),
         "cato, late work last": Look(_BLUE, ":"),

@@ -62,6 +62,10 @@ class SimTask:
     def deadline_s(self) -> float:
         return self.arrived_at_s + self.target_s
 
+    def is_stream(self, index: int) -> bool:
+        """Whether the first token of node `index` decides the SLO."""
+        return index == len(self.nodes) - 1 and self.metric is SloMetric.TTFT
+
     def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
         """Node `index` as an invocation offered now."""
         node = self.nodes[index]
@@ -76,7 +80,7 @@ class SimTask:
             now_s,
             self.deadline_s,
             node.downstream_s,
-            is_last and self.metric is SloMetric.TTFT,
+            self.is_stream(index),
             self.draws[index],
             1,
             self.tpot_target_s if is_last else inf,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cato.lab.experiments import cato_rq4, saber, tempo_variants
+from cato.lab.experiments import cato_rq, cato_rq4, saber, tempo_variants
 from cato.lab.experiments.bounds import UPPER_BOUND
 from cato.lab.experiments.routers import ROUTERS
 from cato.sim import plots
@@ -12,7 +12,7 @@ from cato.sim.looks import look_of
 from cato.sim.report import Mean
 
 SETS = {
-    "routers": (*ROUTERS, UPPER_BOUND, "cato, paper", "ray-serve, paper"),
+    "routers": (*ROUTERS, *cato_rq.IDEALS, "cato, paper", "ray-serve, paper"),
     "scaled": tuple(cato_rq4.METHODS),
     "saber": (*saber.RQ1_POLICIES, *saber.RQ2_POLICIES, UPPER_BOUND),
     "tempo": tuple(tempo_variants.SCHEDULERS),

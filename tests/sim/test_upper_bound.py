@@ -11,6 +11,7 @@ from cato.core.slo import SloMetric
 from cato.lab.experiments import cato_rq, printed, saber
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.lab.experiments.common import measured
+from cato.lab.experiments.free_preemption import FREE, FREE_KNOWN, attained
 from cato.sim.fleet import PoolSetup
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SABER_ENGINE, SEVEN_B, saber_tasks
@@ -82,3 +83,34 @@ def test_no_batching_scheduler_is_above_it(chunk_tokens: int | None) -> None:
             policies = saber.RQ1_POLICIES[name]()
             setup = PoolSetup(saber.POOL, (engine,), policies, chunk_tokens=chunk_tokens)
             assert measured([setup], tasks)["slo_attainment"] <= highest + 1e-9
+
+
+# Preemption at no cost
+
+
+def test_who_can_wait_is_preempted_and_goes_on() -> None:
+    tasks = [a_task("long", 2.1, P), a_task("short", 1.05, P, at_s=0.3 * SERVICE_S)]
+    one = {P: Capacity(ALONE, 1)}
+    assert attained(tasks, one, knows_lengths=True) == 1.0
+    assert attained([*tasks, a_task("hopeless", 0.9, P)], one, knows_lengths=True) == pytest.approx(
+        2 / 3
+    )
+
+
+def test_a_call_starts_when_those_that_it_needs_have_ended() -> None:
+    pools = dict.fromkeys((P, Q), Capacity(ALONE, 1))
+    for sla, met in ((2.01, 1.0), (1.99, 0.0)):
+        for knows in (False, True):
+            assert attained([a_task("a", sla, P, Q)], pools, knows_lengths=knows) == met
+
+
+@pytest.mark.parametrize(("mix", "load"), [("rq1", 0.83), ("rq2", 0.83)])
+def test_lengths_are_worth_something_and_nothing_is_above_the_bound(mix: str, load: float) -> None:
+    shares = printed.CODING[f"cato-{mix}"].mixes[mix]
+    believed, known, most = (
+        cato_rq.measured_at(shares, cato_rq.UTILIZATION, load, name, 1).metrics["slo_attainment"]
+        for name in (FREE, FREE_KNOWN, UPPER_BOUND)
+    )
+    assert believed <= known + 0.01
+    assert known <= most + 1e-9
+    assert believed > most - 0.15

@@ -29,7 +29,6 @@ from scipy.sparse import coo_array
 
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
-from cato.core.slo import SloMetric
 from cato.sim.tasks import SimTask
 
 UPPER_BOUND = "upper bound"
@@ -53,7 +52,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """Work of a task on a pool: at least `alone_s`, `cost_s` of a replica's time, and `tokens` in
     steps that others may share. Possible from `begin_s` to `end_s`.
     """
@@ -75,10 +74,10 @@ PIECE_S = 0.25
 def attainable(tasks: Sequence[SimTask], pools: Mapping[PoolName, Capacity]) -> float:
     """Upper bound on the attained share of `tasks` on these pools, whose profiles are linear."""
     assert all(c.profile.is_linear for c in pools.values()), "the bound needs linear profiles"
-    parts: list[_Part] = []
+    parts: list[Part] = []
     hopeless = 0
     for i, task in enumerate(tasks):
-        of_task = _parts(i, task, pools)
+        of_task = parts_of(i, task, pools)
         if any(p.end_s - p.begin_s < p.alone_s * (1 - 1e-9) for p in of_task):
             hopeless += 1
         else:
@@ -88,11 +87,12 @@ def attainable(tasks: Sequence[SimTask], pools: Mapping[PoolName, Capacity]) -> 
     return _solve(parts, pools) / len(tasks)
 
 
-def _parts(index: int, task: SimTask, pools: Mapping[PoolName, Capacity]) -> list[_Part]:
-    """The work needed for the task to be in time, each part with its span."""
+def parts_of(index: int, task: SimTask, pools: Mapping[PoolName, Capacity]) -> list[Part]:
+    """The work needed for the task to be in time, each part with its span; without batches one part
+    for each call."""
     works: list[list[tuple[float, float, int]]] = []
     for i, node in enumerate(task.nodes):
-        is_stream = i == len(task.nodes) - 1 and task.metric is SloMetric.TTFT
+        is_stream = task.is_stream(i)
         works.append(_work(node.prompt_tokens, node.output_tokens, is_stream, pools[node.pool]))
     took_s = [sum(alone for alone, _, _ in work) for work in works]
     begins_s: list[float] = []
@@ -109,7 +109,7 @@ def _parts(index: int, task: SimTask, pools: Mapping[PoolName, Capacity]) -> lis
         for alone_s, cost_s, tokens in works[i]:
             after_s -= alone_s
             begin_s, end_s = begins_s[i] + before_s, ends_s[i] - after_s
-            parts.append(_Part(index, node.pool, alone_s, cost_s, tokens, begin_s, end_s))
+            parts.append(Part(index, node.pool, alone_s, cost_s, tokens, begin_s, end_s))
             before_s += alone_s
     return parts
 
@@ -154,7 +154,7 @@ class _Rows:
         return coo_array((self.values, (self.rows, self.columns)), shape=shape).tocsr()
 
 
-def _cuts(parts: Sequence[_Part], capacity: Capacity) -> list[float]:
+def _cuts(parts: Sequence[Part], capacity: Capacity) -> list[float]:
     """The instants that separate the pieces of time."""
     if not capacity.has_batches:
         return sorted({t for p in parts for t in (p.begin_s, p.end_s)})
@@ -163,7 +163,7 @@ def _cuts(parts: Sequence[_Part], capacity: Capacity) -> list[float]:
     return [*(begin_s + (end_s - begin_s) * k / pieces for k in range(pieces)), end_s]
 
 
-def _solve(parts: Sequence[_Part], pools: Mapping[PoolName, Capacity]) -> float:
+def _solve(parts: Sequence[Part], pools: Mapping[PoolName, Capacity]) -> float:
     """The largest sum of served fractions of tasks."""
     chosen = {t: i for i, t in enumerate(dict.fromkeys(p.task for p in parts))}
     at_most, equal = _Rows(), _Rows()
@@ -171,7 +171,7 @@ def _solve(parts: Sequence[_Part], pools: Mapping[PoolName, Capacity]) -> float:
     for name, capacity in pools.items():
         here = [p for p in parts if p.pool == name]
         cuts = _cuts(here, capacity)
-        running: list[list[tuple[int, _Part]]] = [[] for _ in cuts[1:]]
+        running: list[list[tuple[int, Part]]] = [[] for _ in cuts[1:]]
         for part in here:
             shares = []
             first = max(0, bisect_right(cuts, part.begin_s) - 1)

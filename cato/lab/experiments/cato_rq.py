@@ -8,12 +8,13 @@ uses the mean at 1.67 requests/s; and prompt lengths are assumed. Besides the pa
 mixes run at fixed utilizations of the busier model's replicas.
 
 Rows named "..., paper" are the paper's numbers, the "upper bound" is a linear program's
-(`bounds.py`); everything else is simulated.
+(`bounds.py`), and "free preemption" has engines that preempt at no cost (`free_preemption.py`);
+everything else is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from cato.lab.experiments import printed
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.lab.experiments.coding_mixes import COMPARED, ONE_AT_A_TIME
 from cato.lab.experiments.common import attainment_gap, judged_s, metrics_by_task
+from cato.lab.experiments.free_preemption import FREE, FREE_KNOWN, attained
 from cato.lab.experiments.routers import ROUTERS
 from cato.lab.study import Measured, Study, Trial
 from cato.policies import schedulers
@@ -53,6 +55,12 @@ SETTLED_REQUESTS = 600
 PROFILE: Profile = ONE_AT_A_TIME
 # With one request at a time there is no batch size to know.
 POLICIES = {name: make for name, make in ROUTERS.items() if name != schedulers.KNOWS_BATCHES}
+IDEALS: Mapping[str, Callable[[Sequence[SimTask], Mapping[PoolName, Capacity]], float]] = {
+    FREE: partial(attained, knows_lengths=False),
+    FREE_KNOWN: partial(attained, knows_lengths=True),
+    UPPER_BOUND: attainable,
+}
+"""Shares in time that no scheduler here can reach, for want of knowledge or for costs."""
 OPPONENTS = (RAY_SERVE, "round-robin", "cato", "edf-bounded", "sjf-bounded")
 HEADLINES = ("slo_attainment", "utilization", "e2e_s_p95")
 # Quantiles of latencies shown in plots.
@@ -93,9 +101,9 @@ def a_fleet(policy: str) -> Fleet:
 def measured_at(shares: printed.Shares, axis: str, load: float, policy: str, seed: int) -> Measured:
     """Metrics, and the judged latencies of each task."""
     tasks = tasks_at(shares, axis, load, seed)
-    if policy == UPPER_BOUND:
+    if policy in IDEALS:
         pools = dict.fromkeys(MODELS, Capacity(PROFILE, printed.CODING_REPLICAS))
-        return Measured({"slo_attainment": attainable(tasks, pools)}, {})
+        return Measured({"slo_attainment": IDEALS[policy](tasks, pools)}, {})
     fleet = a_fleet(policy)
     outcomes = fleet.run(tasks)
     return Measured(metrics_of(fleet, outcomes) | metrics_by_task(outcomes), judged_s(outcomes))
@@ -234,7 +242,7 @@ def _study(name: str, number: int, title: str) -> Study:
         name,
         title,
         f"{SOURCE}, RQ{number}",
-        (*POLICIES, UPPER_BOUND),
+        (*POLICIES, *IDEALS),
         partial(_cells, paper),
         partial(_targets, paper),
         plot,

@@ -2,7 +2,7 @@
 
 The upper bound (`bounds.py`) also knows all lengths and arrivals. Here every replica may change its
 call at any instant, at no cost. With believed lengths it runs the call whose chance falls most by
-waiting for `WAIT_S`; with known lengths the one that can wait least (Dertouzos and Mok,
+waiting for `WAIT_S`; with known lengths the one with the least headroom (Dertouzos and Mok,
 "Multiprocessor online scheduling of hard-real-time tasks", 1989). Both are rules, not bounds. A
 stream needs nothing after its first token.
 """
@@ -39,7 +39,7 @@ class _Call:
     length: LengthBelief
     is_stream: bool
 
-    def can_wait_s(self, now_s: float) -> float:
+    def headroom_s(self, now_s: float) -> float:
         return self.part.end_s - now_s - self.left_s
 
     def chance(self, now_s: float) -> float:
@@ -118,8 +118,8 @@ def _chosen(calls: list[_Call], replicas: int, now_s: float, knows_lengths: bool
 
     def urgency(call: _Call) -> tuple[bool, float, float]:
         if knows_lengths:
-            can_wait_s = call.can_wait_s(now_s)
-            return can_wait_s < -1e-9, can_wait_s, call.due_s
+            headroom_s = call.headroom_s(now_s)
+            return headroom_s < -1e-9, headroom_s, call.due_s
         chance = call.chance(now_s)
         return chance <= 0, call.chance(now_s + WAIT_S) - chance, call.due_s
 

@@ -60,7 +60,7 @@ IDEALS: Mapping[str, Callable[[Sequence[SimTask], Mapping[PoolName, Capacity]], 
     FREE_KNOWN: partial(attained, knows_lengths=True),
     UPPER_BOUND: attainable,
 }
-"""Shares in time that no scheduler here can reach, for want of knowledge or for costs."""
+"""Shares in time without the costs of preemption, and with more knowledge."""
 OPPONENTS = (RAY_SERVE, "round-robin", "cato", "edf-bounded", "sjf-bounded")
 HEADLINES = ("slo_attainment", "utilization", "e2e_s_p95")
 # Quantiles of latencies shown in plots.

@@ -125,7 +125,7 @@ def simulate(
         if json_file is not None:
             json_file.write_text(report.to_json(), encoding="utf-8")
         pictures = chosen.plot(report, plot) if plot is not None else ()
-    for table in tables(report, metric or chosen.headlines):
+    for table in tables(report, metric or (), chosen.headlines):
         console.print(table)
     for path in (*((json_file,) if json_file else ()), *pictures):
         console.print(f"Wrote {path}.", highlight=False, markup=False)

@@ -54,12 +54,15 @@ def progress_bar(what: str) -> Iterator[Progress]:
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def tables(report: Report, metrics: Sequence[str] = ()) -> list[Table]:
-    """Means, paired differences and targets; without `metrics` the headline metrics.
+def tables(
+    report: Report, metrics: Sequence[str] = (), usual: Sequence[str] = HEADLINES
+) -> list[Table]:
+    """Means, paired differences and targets; without `metrics` those of the `usual` ones that the
+    report has.
 
-    Raise `typer.BadParameter` for a metric that the report does not have.
+    Raise `typer.BadParameter` for one of `metrics` that the report does not have.
     """
-    shown = _shown(report, metrics)
+    shown = _shown(report, metrics, usual or HEADLINES)
     seeds = f"{len(report.seeds)} seeds"
     found = [
         _pivot(
@@ -80,14 +83,14 @@ def tables(report: Report, metrics: Sequence[str] = ()) -> list[Table]:
     return found
 
 
-def _shown(report: Report, metrics: Sequence[str]) -> tuple[str, ...]:
+def _shown(report: Report, metrics: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
     known = tuple(dict.fromkeys(m.metric for m in report.means))
     for name in metrics:
         if name not in known:
             raise typer.BadParameter(
                 f"no metric {name!r} in this report; it has {', '.join(known)}"
             )
-    chosen = tuple(metrics) or tuple(m for m in HEADLINES if m in known)
+    chosen = tuple(metrics) or tuple(m for m in usual if m in known)
     return chosen or known[:COLUMNS]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from cato.cli import app, bars
@@ -202,6 +203,14 @@ def test_problems_of_a_scenario_are_printed_not_raised(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert "3 problems" in words(result)
         assert "pools: this key is required" in words(result)
+
+
+def test_a_usual_metric_that_no_policy_has_is_left_out() -> None:
+    report = Report("x", (0,), (Mean({}, "upper bound", "slo_attainment", 0.5, 0.0, 1),))
+    (table,) = tables(report, usual=("slo_attainment", "e2e_s_p95"))
+    assert [c.header for c in table.columns] == ["", "slo_attainment"]
+    with pytest.raises(typer.BadParameter, match="no metric 'e2e_s_p95'"):
+        tables(report, ["e2e_s_p95"])
 
 
 def test_targets_are_said_to_be_met_or_missed() -> None:

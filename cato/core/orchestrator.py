@@ -437,12 +437,10 @@ class PoolOrchestrator:
         head = Head(queue, backlog.rank, now_s)
         preempted: list[tuple[Replica, InvocationId, str]] = []
         if only_for is None or head[0].id == only_for:
-            ahead_s, rest_s = backlog.ahead_s(now_s), backlog.rest_s(now_s)
+            load = backlog.queue_load(now_s)
             place_s = cache(self._next_place_s)  # the same for all of them
             for replica in replicas:
-                victims = policies.preemption.preempt(
-                    replica, head, now_s, place_s, ahead_s, rest_s
-                )
+                victims = policies.preemption.preempt(replica, head, now_s, place_s, load)
                 preempted = [
                     (replica, id, reason)
                     for id, reason in victims

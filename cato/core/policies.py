@@ -54,14 +54,27 @@ class AdmissionPolicy(Protocol):
     ) -> Admit | Defer: ...
 
 
+@record
+class QueueLoad:
+    """In `ahead_s` all queued calls that can be in time are expected to have started; in `rest_s`
+    those that have tokens already, too, to have ended: a call that yields now rests that long at
+    most. `missed` is the share of work missed lately.
+    """
+
+    ahead_s: float = 0.0
+    rest_s: float = 0.0
+    missed: float = 0.0
+
+
+NO_LOAD = QueueLoad()
+
+
 class PreemptionPolicy(Protocol):
     """Chooses running invocations that should give way to queued ones.
 
     Called at every progress report of a replica, and for some new calls (`Policies.asks_at_once`).
     `waiting` is the head of the queue, in order, and `place_s()` returns the seconds until
-    the pool's next batch slot is expected to be free. In `ahead_s` all queued calls that can be in
-    time are expected to have started, and in `rest_s` those that have tokens already to have ended
-    after them: a call that yields now rests as long.
+    the pool's next batch slot is expected to be free.
     """
 
     def preempt(
@@ -70,8 +83,7 @@ class PreemptionPolicy(Protocol):
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]: ...
 
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 from cato.core.decision import Rank
 from cato.core.fairness import TokenShares
 from cato.core.ids import InvocationId
-from cato.core.policies import Policies, Work
+from cato.core.policies import Policies, QueueLoad, Work
 from cato.core.pool.patience import Order
 from cato.core.pool.pressure import Pressure
 from cato.core.pool.queue import Parked, Waiting
@@ -229,11 +229,11 @@ class Backlog:
         self.pressure.pass_to(now_s)
         return self.pressure.ahead_s(now_s, max(1, len(self._accepting)))
 
-    def rest_s(self, now_s: float) -> float:
-        """Seconds until the queued calls that have tokens already have ended, after those."""
+    def queue_load(self, now_s: float) -> QueueLoad:
         load_s = sum(w.load_s for w in self._begun.values())
         begun_s = self.pressure.needs_s(load_s, max(1, len(self._accepting)))
-        return self.ahead_s(now_s) + begun_s
+        ahead_s = self.ahead_s(now_s)
+        return QueueLoad(ahead_s, ahead_s + begun_s, self.pressure.missed)
 
     def work_of(self, waiting: Waiting) -> Work:
         """Work of a call on the fastest profile."""

@@ -9,6 +9,7 @@ from math import inf
 
 from cato.core.events import REPORT_STEPS
 from cato.core.ids import InvocationId
+from cato.core.policies import NO_LOAD, QueueLoad
 from cato.core.pool.window import takes_prompt
 from cato.core.profile import Profile
 from cato.core.snapshot import READING_S, Invocation, ReplicaView, due_at_pace_s
@@ -38,8 +39,10 @@ class ForesightPreemption:
     the longest one in the queue. Streams that have begun, and calls without an SLO, may wait until
     all queued calls that can be in time have started, if the streams still keep their pace. A pace
     that is an SLO must not be put at risk in a long queue (`most_loss`), because calls that arrive
-    later delay the stream further. Tokens are kept; the context is processed again, and for such a
-    stream that takes at most `again` of its share of the work to come.
+    later delay the stream further. If more than `deep` of the work was missed lately, such a stream
+    goes on: no time is left over in which it could catch up. Tokens are kept; the context is
+    processed again, and for such a stream that takes at most `again` of its share of the work to
+    come.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
     arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
     first could wait for the next slot.
@@ -52,6 +55,7 @@ class ForesightPreemption:
     most_loss: float = 0.02
     again: float = 0.4
     crowded: float = 0.5
+    deep: float = 0.5
 
     def preempt(
         self,
@@ -59,8 +63,7 @@ class ForesightPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
@@ -90,31 +93,33 @@ class ForesightPreemption:
             return [(p.invocation.id, reason) for p in worst]
         if not waiting or waiting[0].deadline_s == inf or not takes_prompt(replica, waiting[0]):
             return ()
-        resting = self._resting(replica, waiting, now_s, ahead_s, rest_s)
+        resting = self._resting(replica, waiting, now_s, load)
         if resting:
             return resting
         wait_s = place_s()
         if wait_s <= 0:
             return ()
-        return self._exchange(replica, waiting, now_s, wait_s, rest_s)
+        return self._exchange(replica, waiting, now_s, wait_s, load)
 
     def _resting(
         self,
         replica: ReplicaView,
         waiting: Sequence[Invocation],
         now_s: float,
-        ahead_s: float,
-        rest_s: float,
+        load: QueueLoad,
     ) -> Sequence[tuple[InvocationId, str]]:
         """Streams that rest while queued ones begin, one for each that can still be in time."""
         profile, first = replica.profile, waiting[0]
         slack_s = first.deadline_s - first.arrived_at_s - profile.first_token_s(first.prompt_tokens)
-        if not first.until_first_token or ahead_s <= self.crowded * slack_s:
+        if not first.until_first_token or load.ahead_s <= self.crowded * slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
-        losses = self._losses(profile, outlook, now_s, now_s + rest_s, self.most_loss, inf)
+        most_loss = self._most_loss(load, is_long=True)
+        losses = self._losses(profile, outlook, now_s, now_s + load.rest_s, most_loss, inf)
         begins = sum(i.until_first_token and _can_be_met(i, profile, now_s) for i in waiting)
-        reason = f"can rest {rest_s:.2f} s; the last queued stream begins in {ahead_s:.2f} s"
+        reason = (
+            f"can rest {load.rest_s:.2f} s; the last queued stream begins in {load.ahead_s:.2f} s"
+        )
         rests = [outlook.prospects[at].invocation.id for _, _, at in sorted(losses)[:begins]]
         return [(id, reason) for id in rests]
 
@@ -124,19 +129,19 @@ class ForesightPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: float,
-        rest_s: float,
+        load: QueueLoad,
     ) -> Sequence[tuple[InvocationId, str]]:
         """Whether the head of the queue, which gets the slot, should take another call's slot."""
         outlook = replica.derived(outlook_of, now_s)
         profile, running, first = replica.profile, outlook.prospects, waiting[0]
         service_s = profile.service_s(first.prompt_tokens, first.expected_tokens, len(running))
         back_s = now_s + min(place_s, service_s)
-        most_loss, price = 1.0, 0.0
-        if len(waiting) > self.longest_queue:
-            most_loss = self.most_loss
+        is_long, price = len(waiting) > self.longest_queue, 0.0
+        if is_long:
             queued = [(i.prompt_tokens, i.expected_tokens, len(running)) for i in waiting[1:]]
             price = service_s / max(profile.service_s(*each) for each in queued)
-        losses = self._losses(profile, outlook, back_s, back_s + rest_s, most_loss, price)
+        most_loss = self._most_loss(load, is_long=is_long)
+        losses = self._losses(profile, outlook, back_s, back_s + load.rest_s, most_loss, price)
         if not losses:
             return ()
         loss, _, at = min(losses)
@@ -155,6 +160,12 @@ class ForesightPreemption:
             return ()
         reason = f"can wait {place_s:.2f} s for a place, {first.id} cannot: {gain:.2f} SLOs more"
         return [(running[at].invocation.id, reason)]
+
+    def _most_loss(self, load: QueueLoad, *, is_long: bool) -> float:
+        """What a stream may lose whose pace is an SLO; negative: it must not be preempted."""
+        if load.missed > self.deep:
+            return -1.0
+        return self.most_loss if is_long else 1.0
 
     def _losses(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cato.core.ids import InvocationId
+from cato.core.policies import NO_LOAD, QueueLoad
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.ordering.plas import LeastAttainedService
 
@@ -28,8 +29,7 @@ class LeastAttainedPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]:
         if replica.held < replica.max_running:
             return ()

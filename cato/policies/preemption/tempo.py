@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cato.core.ids import InvocationId
+from cato.core.policies import NO_LOAD, QueueLoad
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.ordering.tempo import GainDensity
 
@@ -34,8 +35,7 @@ class TempoPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]:
         density, profile = self.density, replica.profile
         if replica.held < replica.max_running:

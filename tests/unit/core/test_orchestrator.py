@@ -34,10 +34,12 @@ from cato.core.length import LengthBelief
 from cato.core.orchestrator import REPLICAS_ASKED, SILENCE_S, PoolOrchestrator
 from cato.core.policies import (
     ADMIT_ALWAYS,
+    NO_LOAD,
     AdmissionPolicy,
     OrderingPolicy,
     Policies,
     PreemptionPolicy,
+    QueueLoad,
     RoutingPolicy,
     Work,
 )
@@ -103,8 +105,7 @@ class TakesBackSome:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]:
         some = [r.invocation.id for r in replica.running if r.invocation.draw >= 0.3]
         return [(id, "gives way") for id in some[: len(waiting)]]
@@ -973,10 +974,9 @@ class WatchedPreemption:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]:
-        found = self.policy.preempt(replica, waiting, now_s, place_s, ahead_s, rest_s)
+        found = self.policy.preempt(replica, waiting, now_s, place_s, load)
         if found:
             self.asked.append(None)
         return found
@@ -1679,8 +1679,7 @@ class HearsOfPlaces:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]:
         self.heard_s.append(place_s())
         return ()
@@ -1732,8 +1731,7 @@ class ReadsTheHead:
         waiting: Sequence[Invocation],
         now_s: float,
         place_s: Callable[[], float],
-        ahead_s: float = 0.0,
-        rest_s: float = 0.0,
+        load: QueueLoad = NO_LOAD,
     ) -> Sequence[tuple[InvocationId, str]]:
         ways = (waiting, waiting[:2], [waiting[-1]], [waiting[len(waiting) - 1]])
         self.seen.extend([i.id for i in way] for way in ways)

@@ -9,6 +9,7 @@ import pytest
 from kits.builders import a_profile, an_invocation
 
 from cato.core.ids import DeploymentName, InvocationId, ReplicaId
+from cato.core.policies import QueueLoad
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
 from cato.policies.preemption.foresight import ForesightPreemption
 
@@ -48,8 +49,10 @@ def gives_way(
     place_s: float = PLACE_S,
     ahead_s: float = 0.0,
     rest_s: float = 0.0,
+    missed: float = 0.0,
 ) -> list[str]:
-    found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, ahead_s, rest_s)
+    load = QueueLoad(ahead_s, rest_s, missed)
+    found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, load)
     return [id for id, _ in found]
 
 
@@ -244,6 +247,21 @@ def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
     runs = [replace(STREAM, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
     replica = a_full_replica(*runs, tokens=20)
     assert bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued)) == is_paused
+
+
+@pytest.mark.parametrize(
+    ("tpot_s", "missed", "yields"), [(0.04, 0.4, 1), (0.04, 0.6, 0), (inf, 0.6, 1)]
+)
+def test_a_pace_that_is_an_slo_goes_on_where_most_of_the_work_is_missed(
+    tpot_s: float, missed: float, yields: int
+) -> None:
+    """There is no time left over in which it could catch up."""
+    replica = a_full_replica(replace(STREAM, tpot_target_s=tpot_s), tokens=20)
+    queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
+    assert len(gives_way(replica, queued, missed=missed)) == yields
+    crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
+    found = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, missed=missed)
+    assert len(found) == yields
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

@@ -469,6 +469,7 @@ class PoolOrchestrator:
         self._taken_back[id] = before.attempt
         invocation = before.continued(before.attempt + 1, running.tokens, running.first_token_at_s)
         waiting = self._dispatcher.waiting(invocation, has_turn=True)
+        waiting.waited_s = running.waited_s
         self._join(waiting)
         if not self._backlog.policies.late_binding:
             self._dispatcher.bind(waiting)

@@ -180,6 +180,8 @@ class Running:
     # The corresponding step time, and the prefill time of the replica's other prompts until then.
     pace_step_s: float = 0.0
     prompts_seen_s: float = 0.0
+    # How long it was queued.
+    waited_s: float = 0.0
 
     @property
     def expected_end_s(self) -> float:

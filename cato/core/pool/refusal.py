@@ -59,8 +59,9 @@ class Refusal:
         if self._accepting:
             self._joined_s += waiting.load_s
         # A call with tokens was preempted or lost its replica: its client waits for the next one.
-        invocation = waiting.invocation
-        self.await_client(waiting, now_s if invocation.generated else invocation.arrived_at_s)
+        begun = waiting.invocation.generated > 0
+        from_s = now_s - waiting.waited_s if begun else waiting.invocation.arrived_at_s
+        self.await_client(waiting, from_s)
 
     def dispatched(self, waiting: Waiting, others_wait: bool, now_s: float) -> None:
         """A queued call was sent to a replica."""

@@ -54,11 +54,9 @@ def progress_bar(what: str) -> Iterator[Progress]:
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def tables(
-    report: Report, metrics: Sequence[str] = (), usual: Sequence[str] = HEADLINES
-) -> list[Table]:
-    """Means, paired differences and targets; without `metrics` those of the `usual` ones that the
-    report has.
+def tables(report: Report, metrics: Sequence[str] = (), usual: Sequence[str] = ()) -> list[Table]:
+    """Means, paired differences and targets; without `metrics` those of the `usual` ones, or of
+    the headline metrics, that the report has.
 
     Raise `typer.BadParameter` for one of `metrics` that the report does not have.
     """

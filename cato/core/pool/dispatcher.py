@@ -308,9 +308,8 @@ class Dispatcher:
         if self._unbound and invocation.deadline_s < inf:
             share = backlog.policies.reserve
             self.saved = min(1.0, self.saved + share / (1 - share))
-        self._leases.add(invocation, replica, command, prompt_s)
         waited_s = waiting.waited_s + now_s - waiting.joined_at_s
-        replica.leases[invocation.id].waited_s = waited_s
+        self._leases.add(invocation, replica, command, prompt_s, waited_s)
         self.dispatched += 1
         return command
 

@@ -32,9 +32,16 @@ class Leases:
         self._adopters: dict[InvocationId, list[Replica]] = {}
 
     def add(
-        self, invocation: Invocation, replica: Replica, command: Dispatch, prompt_s: float
+        self,
+        invocation: Invocation,
+        replica: Replica,
+        command: Dispatch,
+        prompt_s: float,
+        waited_s: float,
     ) -> None:
-        """`command` gives the invocation to the replica; its prompt is expected to take that."""
+        """`command` gives the invocation to the replica; its prompt is expected to take `prompt_s`.
+        It was queued for `waited_s`.
+        """
         id, now_s, cached = invocation.id, self._replicas.clock.now_s, command.cached_tokens
         self._shares.charge(
             invocation.tenant,
@@ -45,7 +52,8 @@ class Leases:
         # Standby calls start when a batch slot frees; in an already free slot a call starts at
         # once.
         start_s = now_s + (replica.wait_s if replica.held >= replica.max_running else 0.0)
-        running = Running(invocation, now_s, start_s + command.service_s)
+        end_s = start_s + command.service_s
+        running = Running(invocation, now_s, end_s, waited_s=waited_s)
         uncached_tokens = invocation.prompt_tokens - cached
         went_first = not replica.prefilling and replica.held < replica.max_running
         picture, age = self._replicas.picture, 0

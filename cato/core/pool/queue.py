@@ -48,9 +48,9 @@ class Waiting:
     version: int = 0
     # When it joined the pool, and how many calls the pool had dispatched by then.
     joined_at_s: float = 0.0
+    dispatched_before: int = 0
     # How long it had been queued before it was preempted.
     waited_s: float = 0.0
-    dispatched_before: int = 0
 
     def why_it_waited(self, now_s: float, dispatched: int) -> str:
         """For the reason of its dispatch, after `dispatched` calls; empty if it hardly waited."""

@@ -29,7 +29,7 @@ class Work:
     `remaining_s`: to the SLO event, with downstream nodes. `service_s`: to its last token.
     `token_s`: per token beyond the expected ones. About its queue: `ahead_s` until all calls that
     can still be in time have started, and the share of work `missed` lately. `load_s`: its
-    replica-seconds when all batch slots are busy.
+    replica-seconds when all batch slots are busy, `decoding_s` of them for decoding.
     """
 
     remaining_s: float
@@ -38,6 +38,7 @@ class Work:
     ahead_s: float = 0.0
     missed: float = 0.0
     load_s: float = 0.0
+    decoding_s: float = 0.0
 
 
 class OrderingPolicy(Protocol):

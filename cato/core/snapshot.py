@@ -65,6 +65,8 @@ class Invocation:
     pool's router accepted it before a restart, so it is not refused as a new call. It asks for
     `calls` answers at once: it takes that many batch slots, and its tenant pays for as many.
     `leaves_at_s` is when its client gives up without a first token (inf: the client did not say).
+    `begun_in_time`: a stream whose first token was in time goes on after a preemption or the loss
+    of its replica; `deadline_s` is then when it would end at its pace.
     """
 
     id: InvocationId
@@ -95,6 +97,7 @@ class Invocation:
     was_taken: bool = False
     calls: int = 1
     leaves_at_s: float = inf
+    begun_in_time: bool = False
 
     def continued(self, attempt: int, tokens: int, began_at_s: float | None = None) -> Invocation:
         """The rest of the call once this attempt's `tokens` are part of the prompt.
@@ -112,10 +115,11 @@ class Invocation:
         if not self.until_first_token or began_at_s is None:
             return rest
         due_s = self.deadline_s
-        if began_at_s <= due_s < inf:
+        in_time = began_at_s <= due_s < inf
+        if in_time:
             pace_s = min(self.tpot_target_s, READING_S)
             due_s = due_at_pace_s(began_at_s, pace_s, rest.generated + rest.left_tokens())
-        return changed(rest, until_first_token=False, deadline_s=due_s)
+        return changed(rest, until_first_token=False, deadline_s=due_s, begun_in_time=in_time)
 
     def on_clock(self, now_s: float) -> Invocation:
         """With times of a clock that shows `now_s`, where they were relative to now."""
@@ -227,7 +231,8 @@ class ReplicaView(Protocol):
     them from now on. `context_tokens` are those of all its calls. `step_tokens` is the engine's own
     limit of prompt tokens per step (0: none), `host_tokens` the capacity of its host's memory
     beside the KV cache (0: none); `mixes_prompts`: it computes short prompts beside long ones that
-    came before. `dispatch_s` the measured delay between router and engine.
+    came before. `dispatch_s` is the measured delay between router and engine, `first_late_s` how
+    much later than their prompts' predicted ends first tokens have come.
     `running` lists the leases; leases from before a restart of the router count in `held` only.
     `sessions` were there lately, with contexts of `working_set_tokens`; `awaited_s` is the prompt
     work that waits in the pool for this replica.
@@ -273,6 +278,8 @@ class ReplicaView(Protocol):
     def mixes_prompts(self) -> bool: ...
     @property
     def dispatch_s(self) -> float: ...
+    @property
+    def first_late_s(self) -> float: ...
     @property
     def running(self) -> Collection[Running]: ...
     @property
@@ -326,6 +333,7 @@ class ReplicaSnapshot:
     host_tokens: int = 0
     mixes_prompts: bool = False
     dispatch_s: float = 0.0
+    first_late_s: float = 0.0
     sessions: int = 0
     working_set_tokens: int = 0
     awaited_s: float = 0.0

@@ -62,7 +62,10 @@ def prospect_of_newcomer(invocation: Invocation) -> Prospect:
 def _prospect(invocation: Invocation, tokens: int, first_token_at_s: float | None) -> Prospect:
     length, generated = believed(invocation), invocation.generated + tokens
     left = length.left_mean(generated)
-    due = due_s(invocation, first_token_at_s, generated + left)
+    if invocation.until_first_token and (first_token_at_s or -inf) > invocation.deadline_s:
+        due = inf  # its SLO is missed, so its pace decides nothing
+    else:
+        due = due_s(invocation, first_token_at_s, generated + left)
     first = bisect_right(length.points, generated)
     context = invocation.prompt_tokens + tokens
     return Prospect(left, context, due, invocation, generated, length, length.points, first)
@@ -192,20 +195,27 @@ def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joini
     mine = prospect_of_newcomer(invocation)
     own_s = profile.prefill_s(invocation.prompt_tokens) - saved_s(invocation, replica)
     start_s = now_s + wait_for_prompts_s(replica, own_s) + own_s
-    own, others = beside(profile, outlook.prospects, mine, start_s)
+    own, others = beside(profile, outlook.prospects, mine, start_s, replica.first_late_s)
     return Joining(own, outlook.total - others)
 
 
 def beside(
-    profile: Profile, running: Sequence[Prospect], candidate: Prospect, start_s: float
+    profile: Profile,
+    running: Sequence[Prospect],
+    candidate: Prospect,
+    start_s: float,
+    first_late_s: float,
 ) -> tuple[float, float]:
-    """The candidate's chance in a batch with `running` from `start_s` on; the sum of theirs."""
+    """The candidate's chance in a batch with `running` from `start_s` on; the sum of theirs.
+
+    Its first token comes `first_late_s` later.
+    """
     at = bisect_right(running, candidate.left_tokens, key=BY_TOKENS_LEFT)
     each = chances(profile, start_s, [*running[:at], candidate, *running[at:]])
     own = each[at]
     others = sum(each) - own
     invocation = candidate.invocation
     if invocation.until_first_token:
-        in_time = start_s + profile.latency_s <= invocation.deadline_s
+        in_time = start_s + first_late_s <= invocation.deadline_s
         own = (own if candidate.due_s < inf else 1.0) if in_time else 0.0
     return own, others

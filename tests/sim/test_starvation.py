@@ -15,7 +15,8 @@ from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
 from cato.core.topology import PATIENCE_S
-from cato.lab.studies import completions
+from cato.lab.studies import completions, matrix_cells
+from cato.lab.studies.matrix import Scene
 from cato.policies import schedulers
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.mixed import POOL as MIXED_POOL
@@ -101,6 +102,18 @@ def test_late_calls_do_not_wait_for_minutes_while_an_engine_has_free_places() ->
     fcfs = task_metrics(Cell((SABER_ENGINE,), tasks).run(schedulers.ray_serve()))
     assert ours["slo_attainment"] >= fcfs["slo_attainment"] - 0.005
     assert ours["ttft_s_p95"] <= 2 * fcfs["ttft_s_p95"]
+
+
+def test_a_stream_that_has_begun_is_not_given_up_in_an_overload() -> None:
+    """One slot each, so streams rest for others."""
+    scene = Scene("64/20", 1.5, 4, speeds="1/2.5/6", places=1)
+    pool = matrix_cells.cell_of(scene, None).with_policies(schedulers.FORESIGHT)
+    outcomes = Fleet([pool]).run(matrix_cells.calls(scene, 1))
+    begun = [o for o in outcomes if o.ttft_s <= o.task.target_s]
+    assert len(begun) > len(outcomes) / 2
+    assert all(o.is_finished for o in begun)
+    # Twice as many tokens as usual at the pace of a reader, and 5 s behind it.
+    assert max(o.ended_at_s - o.first_token_at_s for o in begun) < 11.0
 
 
 def test_a_client_that_leaves_counts_as_missed() -> None:

@@ -30,11 +30,16 @@ def load_of(invocation: Invocation, profile: Profile, places: int, cached_tokens
     Prompts are processed one after another. Decode steps are shared by the batch, and so is the
     fixed time of a step with a prompt in it.
     """
-    prompt, tokens, places = invocation.prompt_tokens, invocation.expected_tokens, max(1, places)
-    step_s = profile.decode_step_s(places, prompt + tokens / 2)
-    prompt_s = profile.prefill_s(prompt, 1, cached_tokens)
-    prompt_s -= min(prompt_s, profile.prefill_base_s * (1 - 1 / places))
-    return prompt_s + (tokens - 1) * step_s / places
+    prompt_s = profile.prefill_s(invocation.prompt_tokens, 1, cached_tokens)
+    prompt_s -= min(prompt_s, profile.prefill_base_s * (1 - 1 / max(1, places)))
+    return prompt_s + decoding_of(invocation, profile, places)
+
+
+def decoding_of(invocation: Invocation, profile: Profile, places: int) -> float:
+    """The part of `load_of` that depends on the length of the answer."""
+    tokens, places = invocation.expected_tokens, max(1, places)
+    step_s = profile.decode_step_s(places, invocation.prompt_tokens + tokens / 2)
+    return (tokens - 1) * step_s / places
 
 
 def work_alone(
@@ -75,7 +80,7 @@ class Backlog:
         invocation = waiting.invocation
         self.waiting[invocation.id] = waiting
         if self._accepting:
-            waiting.load_s = self._load_of(invocation)
+            waiting.load_s, waiting.decoding_s = self._load_of(invocation)
             self.load_s += waiting.load_s
             if not self._replicas.open:
                 waiting.predicted_s = self.load_s / len(self._accepting)
@@ -166,15 +171,18 @@ class Backlog:
         for id, waiting in self.waiting.items():
             if not waiting.load_s:
                 continue
-            load_s = self._load_of(waiting.invocation)
+            load_s, waiting.decoding_s = self._load_of(waiting.invocation)
             self.load_s += load_s - waiting.load_s
             self.pressure.changed(id, load_s)
             waiting.load_s = load_s
 
-    def _load_of(self, invocation: Invocation) -> float:
+    def _load_of(self, invocation: Invocation) -> tuple[float, float]:
+        """Its load, and the part of it that is decoding."""
         first = self._accepting[0]
+        profile, places = first.profile, first.max_running
         cached = self._replicas.most_cached(invocation) if invocation.session else 0
-        return load_of(invocation, first.profile, first.max_running, cached)
+        load_s = load_of(invocation, profile, places, cached)
+        return load_s, decoding_of(invocation, profile, places)
 
     def ended(self, lease: Lease, replica: Replica, cut_at_tokens: int | None) -> None:
         """A call has ended on `replica`, as expected or cut short."""
@@ -220,8 +228,8 @@ class Backlog:
         if self.waiting:
             ahead_s = self.ahead_s(now_s)
             remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
-            missed, load_s = self.pressure.missed, waiting.load_s
-            work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s)
+            missed, load_s, decoding_s = self.pressure.missed, waiting.load_s, waiting.decoding_s
+            work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s, decoding_s)
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
     def ahead_s(self, now_s: float) -> float:

@@ -9,7 +9,7 @@ from cato.core.pool.backlog import Backlog
 from cato.core.pool.pace import MOST_PROMPTS
 from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import BY_ID, Replicas
-from cato.core.pool.window import learnt_dispatch_s
+from cato.core.pool.window import learnt_dispatch_s, learnt_late_s
 from cato.core.snapshot import Invocation, Running
 
 # If a replica still does not report a lease this long after its dispatch, the lease never reached
@@ -60,12 +60,12 @@ class Leases:
         if cached:
             nodes = picture.cached_nodes(replica.id, invocation.prefix)
             age = picture.age_of(replica.id, invocation.prefix, nodes)
+        prompt_end_s = replica.prompt_sent(invocation, uncached_tokens, prompt_s)
         self.by_id[id] = Lease(
-            replica.id, running, command, uncached_tokens, prompt_s, age, went_first
+            replica.id, running, command, uncached_tokens, prompt_s, prompt_end_s, age, went_first
         )
         replica.leases[id] = running
         replica.wide += invocation.calls - 1
-        replica.prompt_sent(invocation, uncached_tokens, prompt_s)
         if invocation.prefix and replica.has_prefix_cache:
             picture.use(replica.id, invocation.session, invocation.prefix)
         if invocation.session:
@@ -198,6 +198,9 @@ class Leases:
             lease = self.by_id[running.invocation.id]
             # The call's last step also gave the other streams a token.
             replica.prompts_done_s += max(0.0, lease.prompt_s - replica.profile.step_base_s)
+            if tokens == 1:
+                late_s = now_s - lease.prompt_end_s
+                replica.first_late_s = learnt_late_s(replica.first_late_s, late_s)
             if lease.went_first and tokens == 1:
                 prompt_tokens = running.invocation.prompt_tokens
                 cached = prompt_tokens - lease.uncached_tokens

@@ -31,9 +31,10 @@ class Waiting:
     held_because: str = ""
     rank: Rank | None = None
     work: Work | None = None
-    # Work that it adds to the backlog, in replica-seconds, and its expected queueing delay on
-    # arrival.
+    # Work that it adds to the backlog, in replica-seconds, the part of it that is decoding, and its
+    # expected queueing delay on arrival.
     load_s: float = 0.0
+    decoding_s: float = 0.0
     predicted_s: float = 0.0
     prompt_tokens: int = 0
     # When its client leaves without a first token, and the latest dispatch that avoids this.

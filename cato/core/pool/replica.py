@@ -53,6 +53,8 @@ class Lease:
     # Prompt tokens that the replica was not believed to have cached, and their prefill time.
     uncached_tokens: int
     prompt_s: float
+    # When it was expected to be processed, after the prompts ahead.
+    prompt_end_s: float
     # Age of the cached part; see `CachePicture.correct`.
     cache_age: int
     # No prompt was ahead of it, so its first token shows the message delay.
@@ -94,6 +96,7 @@ class Replica:
     host_tokens: int = 0
     mixes_prompts: bool = False
     dispatch_s: float = 0.0
+    first_late_s: float = 0.0
     # When the prefill of the prompts ahead is expected to end.
     _prompts_end_s: float = -inf
     # Same value as `ReplicaSnapshot.has_room`.
@@ -166,13 +169,15 @@ class Replica:
     def prompts_ahead_s(self) -> float:
         return max(0.0, self._prompts_end_s - self.clock.now_s)
 
-    def prompt_sent(self, invocation: Invocation, uncached_tokens: int, prompt_s: float) -> None:
+    def prompt_sent(self, invocation: Invocation, uncached_tokens: int, prompt_s: float) -> float:
+        """A prompt of that time is sent; returns when it is expected to be processed."""
         self.prefilling += 1
         self.prompt_tokens_ahead += uncached_tokens
         self.context_tokens += invocation.prompt_tokens
         self._prompts_s += prompt_s
         start_s = max(self.clock.now_s, self._prompts_end_s)
         self._prompts_end_s = start_s + prompt_s
+        return self._prompts_end_s
 
     def prompt_done(self, uncached_tokens: int, prompt_s: float) -> None:
         """A prompt ahead has its first token or has left."""
@@ -281,6 +286,7 @@ class Replica:
             host_tokens=self.host_tokens,
             mixes_prompts=self.mixes_prompts,
             dispatch_s=self.dispatch_s,
+            first_late_s=self.first_late_s,
             sessions=self.sessions,
             working_set_tokens=self.working_set_tokens,
             awaited_s=self.awaited_s,

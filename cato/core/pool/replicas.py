@@ -55,6 +55,7 @@ class Replicas:
                 self.pace_of(event.profile),
                 Queue(versions),
             )
+            replica.first_late_s = event.profile.latency_s
         is_changed = replica.host_tokens != event.host_tokens
         if replica.pace.profile != event.profile:
             is_changed, replica.pace = True, self.pace_of(event.profile)

@@ -23,6 +23,8 @@ BUDGETS_AHEAD = 2
 MAX_DISPATCH_S = 0.25
 # Only the smallest delays count: later messages waited for a step or were predicted badly.
 SHORTER_WEIGHT, LONGER_WEIGHT = 0.25, 0.01
+# Of how much later than predicted first tokens come, the mean counts, within these bounds.
+MOST_LATE_S, LATE_WEIGHT = 0.5, 0.1
 
 
 def prompt_window_tokens(
@@ -82,3 +84,13 @@ def learnt_dispatch_s(known_s: float, sample_s: float) -> float:
     sample_s = min(MAX_DISPATCH_S, max(0.0, sample_s))
     weight = SHORTER_WEIGHT if sample_s < known_s else LONGER_WEIGHT
     return known_s + weight * (sample_s - known_s)
+
+
+def learnt_late_s(known_s: float, sample_s: float) -> float:
+    """How much later than predicted first tokens come, after one that was late by `sample_s`.
+
+    Negative if they come sooner. Includes what a prompt's own time does not: the step that runs
+    when it arrives, prompts beside it, and messages.
+    """
+    sample_s = min(MOST_LATE_S, max(-MOST_LATE_S, sample_s))
+    return known_s + LATE_WEIGHT * (sample_s - known_s)

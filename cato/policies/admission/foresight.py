@@ -30,7 +30,9 @@ class ForesightAdmission:
     can still be reordered. A call without an SLO joins as `TempoAdmission` allows, since it would
     occupy its slot for its whole run. Such calls, and calls that cannot be in time, join only at no
     loss. They leave `reserve` of the slots free (none if there are fewer than ten: the call yields
-    when it must), or hold at most that share of them. Calls late by more than `AGED_S` join at a
+    when it must), or hold at most that share of them. A stream that could be in time, but not
+    behind the prompts ahead, waits until it is late: otherwise its prompt would delay others in
+    vain. Calls late by more than `AGED_S` join at a
     loss of up to `aged_loss`, one at a time.
     """
 
@@ -60,6 +62,8 @@ class ForesightAdmission:
             if own >= self.price * loss:
                 return Admit(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
             return Defer(f"in time with chance {own:.2f}, but costs the others {loss:.2f}")
+        if invocation.until_first_token and _is_met_alone(invocation, replica, now_s):
+            return Defer("late behind the prompts here; others may be in time")
         if loss > 0.01:
             return Defer(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
         places = int(self.reserve * replica.max_running)
@@ -76,6 +80,10 @@ def why_closed(invocation: Invocation, replica: ReplicaView, now_s: float) -> De
     if isinstance(answer, Admit) and invocation.deadline_s == inf and not invocation.session:
         answer = _WITHOUT_SLO.admit(invocation, replica, now_s)
     return answer if isinstance(answer, Defer) else None
+
+
+def _is_met_alone(invocation: Invocation, replica: ReplicaView, now_s: float) -> bool:
+    return now_s + invocation.remaining_s(replica.profile) <= invocation.deadline_s < inf
 
 
 def is_aged(invocation: Invocation, now_s: float) -> bool:

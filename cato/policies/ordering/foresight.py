@@ -23,8 +23,9 @@ class ForesightOrdering:
     Urgent: the slack is shorter than `of_queue` of the queued work that can be met plus
     `margin` times the call's own. Of the urgent calls the shortest goes first: it costs the others
     least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
-    belief about its length. Streams whose work differs by less than `alike` go by arrival: as their
-    lengths are uncertain, it is better to keep those that can wait until a burst is over.
+    belief about its length. Streams whose work differs by less than their decoding may (`alike`
+    times) go by arrival: as their lengths are uncertain, it is better to keep those that can wait
+    until a burst is over. Where prompts take nearly all the time, the order is exact.
 
     Doubtful: a stream that is in time only if its first token comes as soon as predicted
     (`doubted_s`). Such calls follow those that can be met.
@@ -37,7 +38,8 @@ class ForesightOrdering:
     calls that wait would find only long ones before them. Without an SLO: after all calls that can
     be met. Hopeless: late with a chance above 1 - `unlikely` even if started now, alone. Hopeless
     calls go last, shortest first. Turns of sessions, which no other replica can take over, gain
-    priority as they wait.
+    priority as they wait. A stream that began in time, and whose pace is no SLO, is never hopeless:
+    `most_behind_s` behind the pace of its reader it goes before all others.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.
@@ -51,6 +53,7 @@ class ForesightOrdering:
     deep: float = 0.2
     unlikely: float = UNLIKELY
     alike: float = 1.2
+    most_behind_s: float = 5.0
     # For sessions: a second of waiting offsets this much additional work.
     aging: float = 0.05
     # A rank by chance is computed again after this share of the work, because it changes over time.
@@ -87,7 +90,10 @@ class ForesightOrdering:
                 reason = f"doubtful, {slack_s:.3f} s of slack"
                 return Rank(DOUBTFUL, reason, work_s, latest_s, worsens=True)
             reason = f"urgent, {slack_s:.3f} s of slack"
-            return Rank(URGENT, reason, self._class_of(work_s), latest_s - doubt_s, worsens=True)
+            key = self._class_of(work_s, work.decoding_s)
+            return Rank(URGENT, reason, key, latest_s - doubt_s, worsens=True)
+        if invocation.begun_in_time and invocation.tpot_target_s == inf:
+            return self._rank_of_rest(slack_s, work_s, now_s)
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:
             reason = f"likely late, {slack_s:.3f} s of slack, chance {chance:.2f}"
@@ -96,6 +102,19 @@ class ForesightOrdering:
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
         return Rank(URGENT, reason, work_s / chance, until_s, worsens=True)
 
-    def _class_of(self, work_s: float) -> float:
-        """Classes of work, each `alike` times as long as the previous one."""
-        return floor(log(work_s) / log(self.alike)) if work_s > 0 else -inf
+    def _rank_of_rest(self, slack_s: float, work_s: float, now_s: float) -> Rank:
+        """Of a stream that began in time and has no target pace: its SLO is met if it ends."""
+        left_s = slack_s + self.most_behind_s
+        if left_s < 0:
+            return Rank(URGENT, f"its reader waits, {-slack_s:.3f} s behind", key=-inf)
+        until_s = now_s + max(left_s, LEAST_REVIEW_S)
+        return Rank(URGENT, f"goes on, {slack_s:.3f} s of slack", key=work_s, until_s=until_s)
+
+    def _class_of(self, work_s: float, decoding_s: float) -> float:
+        """The logarithm of the work, in steps of what its decoding may take more or less."""
+        if work_s <= 0:
+            return -inf
+        if decoding_s > 0:
+            step_s = (self.alike - 1) * self.alike ** floor(log(decoding_s) / log(self.alike))
+            work_s = step_s * floor(work_s / step_s)
+        return log(work_s) / log(self.alike)

@@ -23,6 +23,9 @@ from cato.policies.outlook import (
     prospect_of_newcomer,
 )
 
+# What a stream may lose that must not be preempted at all.
+NEVER = -1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ForesightPreemption:
@@ -44,8 +47,8 @@ class ForesightPreemption:
     processed again, and for such a stream that takes at most `again` of its share of the work to
     come.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
-    arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
-    first could wait for the next slot.
+    arrival. Then as many streams without such a pace rest at once as queued ones can still begin in
+    time, even if the first could wait for the next slot.
     """
 
     least_gain: float = 0.1
@@ -55,7 +58,7 @@ class ForesightPreemption:
     most_loss: float = 0.02
     again: float = 0.4
     crowded: float = 0.5
-    deep: float = 0.5
+    deep: float = 0.2
 
     def preempt(
         self,
@@ -114,8 +117,7 @@ class ForesightPreemption:
         if not first.until_first_token or load.ahead_s <= self.crowded * slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
-        most_loss = self._most_loss(load, is_long=True)
-        losses = self._losses(profile, outlook, now_s, now_s + load.rest_s, most_loss, inf)
+        losses = self._losses(profile, outlook, now_s, now_s + load.rest_s, NEVER, inf)
         begins = sum(i.until_first_token and _can_be_met(i, profile, now_s) for i in waiting)
         reason = (
             f"can rest {load.rest_s:.2f} s; the last queued stream begins in {load.ahead_s:.2f} s"
@@ -148,23 +150,24 @@ class ForesightPreemption:
         rest = [*running[:at], *running[at + 1 :]]
         candidate = prospect_of_newcomer(first)
         start_s = now_s + profile.prefill_s(first.prompt_tokens)
-        own, others = beside(profile, rest, candidate, start_s)
+        late_s = replica.first_late_s
+        own, others = beside(profile, rest, candidate, start_s, late_s)
         share = _share(candidate, profile, len(running))
         gain = own * share - loss + others - (outlook.total - outlook.chances[at])
         gain += _gained_behind(profile, waiting, now_s, place_s)
         # Others lose the time in which its context is processed again.
         gain -= profile.prefill_s(int(running[at].context_tokens)) / service_s
         if gain >= self.least_exchange:  # otherwise not even if it had no chance later
-            gain -= share * beside(profile, rest, candidate, start_s + place_s)[0]
+            gain -= share * beside(profile, rest, candidate, start_s + place_s, late_s)[0]
         if gain < self.least_exchange:
             return ()
         reason = f"can wait {place_s:.2f} s for a place, {first.id} cannot: {gain:.2f} SLOs more"
         return [(running[at].invocation.id, reason)]
 
     def _most_loss(self, load: QueueLoad, *, is_long: bool) -> float:
-        """What a stream may lose whose pace is an SLO; negative: it must not be preempted."""
+        """What a stream may lose whose pace is an SLO."""
         if load.missed > self.deep:
-            return -1.0
+            return NEVER
         return self.most_loss if is_long else 1.0
 
     def _losses(

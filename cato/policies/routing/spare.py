@@ -19,13 +19,15 @@ def leaves_room(invocation: Invocation, pool: PoolSnapshot) -> bool:
 
     A call that is late or has no SLO loses nothing by waiting. In the last free slot it would delay
     the next arrivals, and in a pool with few slots the next one frees late. A call that has waited
-    for `AGED_S` takes any slot. Replicas with many slots keep some for other calls themselves: see
-    `ForesightAdmission`.
+    for `AGED_S` takes any slot, and so does a stream that goes on. Replicas with many slots keep
+    some for other calls themselves: see `ForesightAdmission`.
     """
     replicas = len(pool.accepting)
     if pool.with_room > max(1.0, SPARE * replicas) or pool.with_room >= replicas:
         return False
     if pool.in_time < LEAST_IN_TIME or pool.replicas[0].max_running >= MIN_PLACES:
+        return False
+    if invocation.begun_in_time:
         return False
     if invocation.deadline_s == inf:
         return pool.now_s - invocation.arrived_at_s < AGED_S

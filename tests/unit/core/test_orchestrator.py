@@ -672,10 +672,11 @@ class Books:
         )
         began_s, due_s = lease.began_at_s, before.deadline_s
         if before.until_first_token and began_s is not None:
-            if began_s <= due_s < inf:  # from now on it must keep its pace
+            in_time = began_s <= due_s < inf
+            if in_time:  # from now on it must keep its pace
                 pace_s = min(before.tpot_target_s, READING_S)
                 due_s = began_s + pace_s * (rest.generated + rest.left_tokens() - 1)
-            rest = replace(rest, until_first_token=False, deadline_s=due_s)
+            rest = replace(rest, until_first_token=False, deadline_s=due_s, begun_in_time=in_time)
         self._join(rest, event.now_s if rest.generated else before.arrived_at_s)
 
     def _check_service(self, command: Dispatch, invocation: Invocation) -> None:

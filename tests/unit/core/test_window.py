@@ -15,10 +15,13 @@ from cato.core.events import FirstTokenSent, InvocationOffered, ReplicaReported
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.window import (
+    LATE_WEIGHT,
     LEAST_STEPS,
     MAX_DISPATCH_S,
+    MOST_LATE_S,
     MOST_STEPS,
     learnt_dispatch_s,
+    learnt_late_s,
     prompt_window_tokens,
     takes_prompt,
     wait_for_prompts_s,
@@ -104,7 +107,7 @@ def test_a_newcomer_waits_for_the_prompts_ahead_of_it() -> None:
     free = admission.admit(stream, view, 0.0)
     behind = admission.admit(stream, replace(view, prompts_ahead_s=0.2), 0.0)
     assert free.reason.startswith("in time with chance 1.00")
-    assert behind.reason.startswith("in time with chance 0.00")
+    assert behind.reason.startswith("late behind the prompts here")
 
 
 # What the books keep of it
@@ -161,6 +164,28 @@ def test_the_delay_of_messages_is_learnt_from_first_tokens_of_lone_prompts() -> 
     (r,) = pool.picture(4000.0).replicas
     assert r.id == ReplicaId("r")
     assert r.dispatch_s == pytest.approx(0.013, rel=0.05)
+
+
+@pytest.mark.parametrize("late_s", [0.05, -0.005])
+def test_how_late_first_tokens_come_is_learnt_from_all_of_them(late_s: float) -> None:
+    """Of prompts that follow others, too; each takes 10 ms for every 100 tokens, and 10 more."""
+    pool = a_foresight_pool()
+    for i in range(60):
+        at_s = 10.0 * i
+        offered(pool, f"a{i}", at_s, 100)
+        offered(pool, f"b{i}", at_s, 100)
+        pool.handle(FirstTokenSent(at_s + 0.02 + late_s, InvocationId(f"a{i}")))
+        pool.handle(FirstTokenSent(at_s + 0.04 + late_s, InvocationId(f"b{i}")))
+        pool.handle(replace(a_report("r", slots=8, profile=PROFILE), now_s=at_s + 9))
+    (r,) = pool.picture(600.0).replicas
+    assert r.first_late_s == pytest.approx(late_s, abs=0.002)
+
+
+@given(st.floats(-MOST_LATE_S, MOST_LATE_S), st.floats(-10, 10))
+def test_one_first_token_that_is_very_late_says_little(known_s: float, sample_s: float) -> None:
+    learnt_s = learnt_late_s(known_s, sample_s)
+    assert abs(learnt_s) <= MOST_LATE_S
+    assert abs(learnt_s - known_s) <= 2 * LATE_WEIGHT * MOST_LATE_S + 1e-9
 
 
 @given(st.floats(0, MAX_DISPATCH_S), st.floats(-10, 10))

@@ -1,9 +1,10 @@
-"""Late calls in CATO's default admission: one at a time joins although it costs others a little."""
+"""CATO's default admission: what is late, or would be behind the prompts of one replica."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from kits.builders import a_profile, a_replica, an_invocation
 
 from cato.core.decision import Admit, Defer
@@ -72,3 +73,33 @@ def test_what_is_late_runs_on_while_nobody_waits_who_can_be_in_time() -> None:
     """It would come back, and cost others the same then."""
     assert given_way(1.0) == []
     assert given_way(1.0, late(2.0, "other")) == []
+
+
+def a_stream(within_s: float) -> Invocation:
+    return an_invocation("stream", deadline_s=NOW_S + within_s, until_first_token=True)
+
+
+def test_a_stream_that_would_be_late_behind_the_prompts_here_waits_until_it_is_late() -> None:
+    """A prompt takes 10 ms, and 200 ms of prompts are ahead."""
+    busy = replace(a_busy_replica(late(1.0)), prompts_ahead_s=0.2, prefilling=1)
+    assert isinstance(admit(a_stream(0.3), busy), Admit)
+    assert isinstance(admit(a_stream(0.1), busy), Defer)
+    assert isinstance(admit(a_stream(-0.1), busy), Admit), "it costs nobody anything"
+
+
+def test_first_tokens_are_expected_as_late_as_they_have_come() -> None:
+    busy = replace(a_busy_replica(late(1.0)), prompts_ahead_s=0.2, prefilling=1)
+    assert isinstance(admit(a_stream(0.3), replace(busy, first_late_s=0.15)), Defer)
+    assert isinstance(admit(a_stream(0.1), replace(busy, first_late_s=-0.15)), Admit)
+
+
+@pytest.mark.parametrize(("began_late_s", "answer"), [(-0.1, Defer), (0.1, Admit)])
+def test_the_pace_of_a_stream_that_began_too_late_costs_nobody_a_place(
+    began_late_s: float, answer: type[Admit | Defer]
+) -> None:
+    """Its last five tokens take 55 ms alone, 70 ms beside another prompt; they are due in 63 ms."""
+    runs = replace(a_stream(-0.5 - began_late_s), tpot_target_s=0.0115)
+    running = (Running(runs, NOW_S - 1, 200.0, 45, NOW_S - 0.5),)
+    profile = replace(PROFILE, decode_per_request_s=1e-3)
+    view = replace(a_busy_replica(runs), running=running, profile=profile)
+    assert isinstance(admit(late(AGED_S / 2), view), answer)

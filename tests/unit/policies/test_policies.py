@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kits.builders import a_pool, a_profile, a_replica, an_invocation
 
-from cato.core.decision import Admit, Defer, Hold, Route
+from cato.core.decision import Admit, Defer, Hold, Rank, Route
 from cato.core.errors import UnknownNameError
 from cato.core.policies import RoutingPolicy, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
@@ -319,12 +319,19 @@ def test_the_engine_ranks_a_call_with_slack_like_the_urgent_ones_that_come_later
 
 
 def a_place(
-    slack_s: float, work_s: float, is_stream: bool = True, arrived_at_s: float = 0.0
+    slack_s: float,
+    work_s: float,
+    is_stream: bool = True,
+    arrived_at_s: float = 0.0,
+    share: float = 0.9,
 ) -> tuple[int, float]:
-    """Its place by the default order at 10 s, in a long queue, with a slack as given."""
+    """Its place by the default order at 10 s, in a long queue, with a slack as given.
+
+    `share` of the work is decoding.
+    """
     call = an_invocation(deadline_s=10.0 + slack_s + work_s, until_first_token=is_stream)
     call = replace(call, arrived_at_s=arrived_at_s)
-    work = Work(work_s, work_s, 0.01, ahead_s=100.0, load_s=work_s)
+    work = Work(work_s, work_s, 0.01, ahead_s=100.0, load_s=work_s, decoding_s=share * work_s)
     rank = ForesightOrdering().rank(call, work, 10.0)
     return rank.value, rank.key
 
@@ -334,6 +341,40 @@ def test_foresight_tells_no_small_differences_of_streams_apart(second_s: float, 
     earlier, later = a_place(5.0, 1.25), a_place(5.0, second_s)
     assert (earlier == later) if first == "earlier" else (later < earlier)
     assert a_place(5.0, 1.25, is_stream=False) < a_place(5.0, 1.3, is_stream=False)
+
+
+def test_prompts_are_known_so_streams_go_by_their_exact_work_where_little_is_decoding() -> None:
+    shorter, longer = a_place(5.0, 1.25, share=0.05), a_place(5.0, 1.28, share=0.05)
+    assert shorter < longer
+    assert a_place(5.0, 1.25, share=0.0) < a_place(5.0, 1.2501, share=0.0)
+
+
+def a_rest(behind_s: float, tpot_s: float = inf, in_time: bool = True) -> Rank:
+    """Of a stream that has begun, at 10 s, by how much it is behind its pace."""
+    rest = an_invocation(deadline_s=11.0 - behind_s)
+    rest = replace(rest, generated=10, tpot_target_s=tpot_s, begun_in_time=in_time)
+    return ForesightOrdering().rank(rest, Work(1.0, 1.0, 0.01, ahead_s=100.0), 10.0)
+
+
+def test_a_stream_that_began_in_time_is_never_hopeless() -> None:
+    """Five seconds behind the pace of its reader it goes before all others."""
+    soon, first = a_rest(3.0), a_rest(5.1)
+    assert (soon.value, soon.key) < a_place(0.1, 0.1)
+    assert soon.until_s == pytest.approx(12.0)
+    assert not soon.worsens, "a queue computes it again then, wherever it is"
+    assert (first.value, first.key) < a_place(5.0, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("tpot_s", "in_time"),
+    [
+        pytest.param(0.01, True, id="its pace is an SLO, and missed"),
+        pytest.param(inf, False, id="due as a whole, or begun too late"),
+    ],
+)
+def test_other_calls_are_hopeless_then(tpot_s: float, in_time: bool) -> None:
+    rank = a_rest(3.0, tpot_s, in_time)
+    assert (rank.value, rank.key) > a_place(0.1, 0.1)
 
 
 def test_a_stream_that_would_begin_just_in_time_follows_those_with_more_slack() -> None:

@@ -82,6 +82,11 @@ def test_a_call_that_is_late_for_long_takes_any_place() -> None:
     assert not waits(a_late_call(NOW_S - AGED_S - 1), a_busy_pool())
 
 
+def test_a_stream_that_goes_on_takes_any_place() -> None:
+    assert waits(replace(a_late_call(), generated=5), a_busy_pool())
+    assert not waits(replace(a_late_call(), generated=5, begun_in_time=True), a_busy_pool())
+
+
 def test_where_nothing_is_in_time_no_place_is_kept() -> None:
     """Else a pool whose SLOs nothing can meet would serve with half of its replicas."""
     pool = PoolOrchestrator(PoolName("p"), foresight())

@@ -61,6 +61,7 @@ class Leases:
             nodes = picture.cached_nodes(replica.id, invocation.prefix)
             age = picture.age_of(replica.id, invocation.prefix, nodes)
         prompt_end_s = replica.prompt_sent(invocation, uncached_tokens, prompt_s)
+        prompt_end_s = max(prompt_end_s, start_s + prompt_s)
         self.by_id[id] = Lease(
             replica.id, running, command, uncached_tokens, prompt_s, prompt_end_s, age, went_first
         )

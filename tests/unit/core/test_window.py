@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kits.builders import a_pool, a_profile, a_replica, a_report, an_invocation
 
 from cato.core.decision import Admit, Defer
-from cato.core.events import FirstTokenSent, InvocationOffered, ReplicaReported
+from cato.core.events import FirstTokenSent, InvocationEnded, InvocationOffered, ReplicaReported
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.window import (
@@ -179,6 +179,18 @@ def test_how_late_first_tokens_come_is_learnt_from_all_of_them(late_s: float) ->
         pool.handle(replace(a_report("r", slots=8, profile=PROFILE), now_s=at_s + 9))
     (r,) = pool.picture(600.0).replicas
     assert r.first_late_s == pytest.approx(late_s, abs=0.002)
+
+
+def test_the_wait_of_a_standby_call_for_its_slot_is_expected() -> None:
+    pool = PoolOrchestrator(PoolName("p"), schedulers.foresight())
+    pool.handle(a_report("r", slots=1, standby=1, profile=PROFILE))
+    offered(pool, "a", 0.0, 100)
+    pool.handle(FirstTokenSent(0.02, InvocationId("a")))
+    offered(pool, "b", 0.02, 100)
+    pool.handle(InvocationEnded(0.51, InvocationId("a"), 1, 50, "finished"))
+    pool.handle(FirstTokenSent(0.53, InvocationId("b")))
+    (r,) = pool.picture(0.53).replicas
+    assert r.first_late_s == pytest.approx(0.0, abs=0.002)
 
 
 @given(st.floats(-MOST_LATE_S, MOST_LATE_S), st.floats(-10, 10))

@@ -62,7 +62,8 @@ class ForesightAdmission:
             if own >= self.price * loss:
                 return Admit(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
             return Defer(f"in time with chance {own:.2f}, but costs the others {loss:.2f}")
-        if invocation.until_first_token and _is_met_alone(invocation, replica, now_s):
+        is_behind = replica.prefilling > 0 and invocation.until_first_token
+        if is_behind and _is_met_alone(invocation, replica, now_s):
             return Defer("late behind the prompts here; others may be in time")
         if loss > 0.01:
             return Defer(f"in time with chance {own:.2f}, costs the others {loss:.2f}")

@@ -85,6 +85,8 @@ def test_a_stream_that_would_be_late_behind_the_prompts_here_waits_until_it_is_l
     assert isinstance(admit(a_stream(0.3), busy), Admit)
     assert isinstance(admit(a_stream(0.1), busy), Defer)
     assert isinstance(admit(a_stream(-0.1), busy), Admit), "it costs nobody anything"
+    no_prompts = replace(busy, prompts_ahead_s=0.0, prefilling=0, first_late_s=0.2)
+    assert isinstance(admit(a_stream(0.1), no_prompts), Admit), "waiting would not help it"
 
 
 def test_first_tokens_are_expected_as_late_as_they_have_come() -> None:

@@ -58,7 +58,7 @@ class ForesightPreemption:
     most_loss: float = 0.02
     again: float = 0.4
     crowded: float = 0.5
-    deep: float = 0.2
+    deep: float = 0.5
 
     def preempt(
         self,

@@ -256,7 +256,7 @@ def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
 
 
 @pytest.mark.parametrize(
-    ("tpot_s", "missed", "yields"), [(0.04, 0.1, 1), (0.04, 0.3, 0), (inf, 0.3, 1)]
+    ("tpot_s", "missed", "yields"), [(0.04, 0.4, 1), (0.04, 0.6, 0), (inf, 0.6, 1)]
 )
 def test_a_pace_that_is_an_slo_goes_on_where_most_of_the_work_is_missed(
     tpot_s: float, missed: float, yields: int

@@ -133,13 +133,14 @@ def a_pool(
     slots: int = 64,
     max_queued: int = 1000,
     family: str = "starcoder",
+    scheduler: str = "foresight",
 ) -> LocalPool:
     return LocalPool(
         ModelSpec(ModelName(name), "demo", family, aliases),
         a_profile(step_s=step_s, prefill_s=prefill_s),
         replicas=replicas,
         slots=slots,
-        policies=PoolPolicies(max_queued=max_queued),
+        policies=PoolPolicies(scheduler, max_queued=max_queued),
     )
 
 
@@ -147,9 +148,13 @@ def a_fast_pool() -> LocalPool:
     return a_pool("sim-fast", "fast")
 
 
-def a_slow_pool(*, slots: int = 64, max_queued: int = 1000) -> LocalPool:
+def a_slow_pool(
+    *, slots: int = 64, max_queued: int = 1000, scheduler: str = "foresight"
+) -> LocalPool:
     """20 ms a token."""
-    return a_pool("sim-slow", "slow", step_s=0.02, slots=slots, max_queued=max_queued)
+    return a_pool(
+        "sim-slow", "slow", step_s=0.02, slots=slots, max_queued=max_queued, scheduler=scheduler
+    )
 
 
 def workflows_of(folder: Path, *texts: str) -> dict[TaskName, Workflow]:

@@ -536,7 +536,8 @@ async def test_a_node_whose_time_is_over_while_it_waits_says_why_it_waited(tmp_p
     budgeted = SLOW.replace("name: slow", "name: budgeted").replace(
         "max_tokens: 3000", "max_tokens: 3000\n    budget: 100ms"
     )
-    pool = a_slow_pool(slots=1)
+    # A scheduler without preemption, so that the second call waits.
+    pool = a_slow_pool(slots=1, scheduler="ray-serve")
     async with running(tmp_path, pool, workflows=(SLOW, budgeted)) as kit:
         first = kit.service.run_task("slow", {"instruction": "x"}, request_id="first")
         await until_busy(pool)

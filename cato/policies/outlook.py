@@ -88,6 +88,11 @@ def chance_alone(invocation: Invocation, slack_s: float, token_s: float) -> floa
     return length.chance_within(tokens, invocation.generated)
 
 
+def can_be_met(invocation: Invocation, profile: Profile, now_s: float) -> bool:
+    """Whether it is expected to be in time if it starts now, alone."""
+    return now_s + invocation.remaining_s(profile) <= invocation.deadline_s < inf
+
+
 BY_TOKENS_LEFT = attrgetter("left_tokens")
 
 

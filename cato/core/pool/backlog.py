@@ -30,16 +30,18 @@ def load_of(invocation: Invocation, profile: Profile, places: int, cached_tokens
     Prompts are processed one after another. Decode steps are shared by the batch, and so is the
     fixed time of a step with a prompt in it.
     """
-    prompt_s = profile.prefill_s(invocation.prompt_tokens, 1, cached_tokens)
-    prompt_s -= min(prompt_s, profile.prefill_base_s * (1 - 1 / max(1, places)))
-    return prompt_s + decoding_of(invocation, profile, places)
+    return sum(parts_of_load(invocation, profile, places, cached_tokens))
 
 
-def decoding_of(invocation: Invocation, profile: Profile, places: int) -> float:
-    """The part of `load_of` that depends on the length of the answer."""
-    tokens, places = invocation.expected_tokens, max(1, places)
-    step_s = profile.decode_step_s(places, invocation.prompt_tokens + tokens / 2)
-    return (tokens - 1) * step_s / places
+def parts_of_load(
+    invocation: Invocation, profile: Profile, places: int, cached_tokens: int = 0
+) -> tuple[float, float]:
+    """The parts of `load_of` for the prompt and for decoding."""
+    prompt, tokens, places = invocation.prompt_tokens, invocation.expected_tokens, max(1, places)
+    step_s = profile.decode_step_s(places, prompt + tokens / 2)
+    prompt_s = profile.prefill_s(prompt, 1, cached_tokens)
+    prompt_s -= min(prompt_s, profile.prefill_base_s * (1 - 1 / places))
+    return prompt_s, (tokens - 1) * step_s / places
 
 
 def work_alone(
@@ -179,10 +181,9 @@ class Backlog:
     def _load_of(self, invocation: Invocation) -> tuple[float, float]:
         """Its load, and the part of it that is decoding."""
         first = self._accepting[0]
-        profile, places = first.profile, first.max_running
         cached = self._replicas.most_cached(invocation) if invocation.session else 0
-        load_s = load_of(invocation, profile, places, cached)
-        return load_s, decoding_of(invocation, profile, places)
+        prompt_s, decoding_s = parts_of_load(invocation, first.profile, first.max_running, cached)
+        return prompt_s + decoding_s, decoding_s
 
     def ended(self, lease: Lease, replica: Replica, cut_at_tokens: int | None) -> None:
         """A call has ended on `replica`, as expected or cut short."""

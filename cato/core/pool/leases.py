@@ -60,8 +60,8 @@ class Leases:
         if cached:
             nodes = picture.cached_nodes(replica.id, invocation.prefix)
             age = picture.age_of(replica.id, invocation.prefix, nodes)
-        prompt_end_s = replica.prompt_sent(invocation, uncached_tokens, prompt_s)
-        prompt_end_s = max(prompt_end_s, start_s + prompt_s)
+        sent_end_s = replica.prompt_sent(invocation, uncached_tokens, prompt_s)
+        prompt_end_s = max(sent_end_s, start_s + prompt_s)
         self.by_id[id] = Lease(
             replica.id, running, command, uncached_tokens, prompt_s, prompt_end_s, age, went_first
         )
@@ -200,14 +200,7 @@ class Leases:
             # The call's last step also gave the other streams a token.
             replica.prompts_done_s += max(0.0, lease.prompt_s - replica.profile.step_base_s)
             if tokens == 1:
-                late_s = now_s - lease.prompt_end_s
-                replica.first_late_s = learnt_late_s(replica.first_late_s, late_s)
-            if lease.went_first and tokens == 1:
-                prompt_tokens = running.invocation.prompt_tokens
-                cached = prompt_tokens - lease.uncached_tokens
-                predicted_s = replica.profile.first_token_s(prompt_tokens, _batch(replica), cached)
-                late_s = now_s - running.at_s - predicted_s
-                replica.dispatch_s = learnt_dispatch_s(replica.dispatch_s, late_s)
+                _learn_delays(replica, lease, now_s)
             replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
         replica.context_tokens += tokens - running.tokens
         running.saw(tokens, now_s, step_s)
@@ -242,6 +235,18 @@ class Leases:
         assert not leased.keys() & self._backlog.waiting.keys(), "a call waits or has a lease"
         adopters = {(id, r.id) for r in replicas for id in r.adopted}
         assert adopters == {(id, r.id) for id, rs in self._adopters.items() for r in rs}
+
+
+def _learn_delays(replica: Replica, lease: Lease, now_s: float) -> None:
+    """From the first token of the lease, which has just come."""
+    late_s = now_s - lease.prompt_end_s
+    replica.first_late_s = learnt_late_s(replica.first_late_s, late_s)
+    if lease.went_first:
+        prompt_tokens = lease.running.invocation.prompt_tokens
+        cached = prompt_tokens - lease.uncached_tokens
+        predicted_s = replica.profile.first_token_s(prompt_tokens, _batch(replica), cached)
+        delay_s = now_s - lease.running.at_s - predicted_s
+        replica.dispatch_s = learnt_dispatch_s(replica.dispatch_s, delay_s)
 
 
 def _step_s(replica: Replica, running: Running, tokens: int) -> float:

@@ -9,7 +9,7 @@ from cato.core.decision import Admit, Defer
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.admission.prompt_window import PromptWindow
 from cato.policies.admission.tempo import TempoAdmission
-from cato.policies.outlook import PRICE, joining, outlook_of
+from cato.policies.outlook import PRICE, can_be_met, joining, outlook_of
 
 # A call that is late by more than this joins even at a small loss to others.
 AGED_S = 30.0
@@ -32,8 +32,7 @@ class ForesightAdmission:
     loss. They leave `reserve` of the slots free (none if there are fewer than ten: the call yields
     when it must), or hold at most that share of them. A stream that could be in time, but not
     behind the prompts ahead, waits until it is late: otherwise its prompt would delay others in
-    vain. Calls late by more than `AGED_S` join at a
-    loss of up to `aged_loss`, one at a time.
+    vain. Calls late by more than `AGED_S` join at a loss of up to `aged_loss`, one at a time.
     """
 
     price: float = PRICE
@@ -63,7 +62,7 @@ class ForesightAdmission:
                 return Admit(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
             return Defer(f"in time with chance {own:.2f}, but costs the others {loss:.2f}")
         is_behind = replica.prefilling > 0 and invocation.until_first_token
-        if is_behind and _is_met_alone(invocation, replica, now_s):
+        if is_behind and can_be_met(invocation, replica.profile, now_s):
             return Defer("late behind the prompts here; others may be in time")
         if loss > 0.01:
             return Defer(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
@@ -81,10 +80,6 @@ def why_closed(invocation: Invocation, replica: ReplicaView, now_s: float) -> De
     if isinstance(answer, Admit) and invocation.deadline_s == inf and not invocation.session:
         answer = _WITHOUT_SLO.admit(invocation, replica, now_s)
     return answer if isinstance(answer, Defer) else None
-
-
-def _is_met_alone(invocation: Invocation, replica: ReplicaView, now_s: float) -> bool:
-    return now_s + invocation.remaining_s(replica.profile) <= invocation.deadline_s < inf
 
 
 def is_aged(invocation: Invocation, now_s: float) -> bool:

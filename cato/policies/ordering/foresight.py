@@ -90,7 +90,7 @@ class ForesightOrdering:
                 reason = f"doubtful, {slack_s:.3f} s of slack"
                 return Rank(DOUBTFUL, reason, work_s, latest_s, worsens=True)
             reason = f"urgent, {slack_s:.3f} s of slack"
-            key = self._class_of(work_s, work.decoding_s)
+            key = self._key_of(work_s, work.decoding_s)
             return Rank(URGENT, reason, key, latest_s - doubt_s, worsens=True)
         if invocation.begun_in_time and invocation.tpot_target_s == inf:
             return self._rank_of_rest(slack_s, work_s, now_s)
@@ -110,7 +110,7 @@ class ForesightOrdering:
         until_s = now_s + max(left_s, LEAST_REVIEW_S)
         return Rank(URGENT, f"goes on, {slack_s:.3f} s of slack", key=work_s, until_s=until_s)
 
-    def _class_of(self, work_s: float, decoding_s: float) -> float:
+    def _key_of(self, work_s: float, decoding_s: float) -> float:
         """The logarithm of the work, in steps of what its decoding may take more or less."""
         if work_s <= 0:
             return -inf

@@ -18,6 +18,7 @@ from cato.policies.outlook import (
     Outlook,
     Prospect,
     beside,
+    can_be_met,
     chances,
     outlook_of,
     prospect_of_newcomer,
@@ -79,7 +80,7 @@ class ForesightPreemption:
             and not p.invocation.session
             and not is_aged(p.invocation, now_s)
         ]
-        wanting = sum(_can_be_met(i, profile, now_s) for i in waiting) if lost else 0
+        wanting = sum(can_be_met(i, profile, now_s) for i in waiting) if lost else 0
         if wanting:
             gone = {p.invocation.id for p in lost}
             kept = [p for p, _ in pairs if p.invocation.id not in gone]
@@ -118,7 +119,7 @@ class ForesightPreemption:
             return ()
         outlook = replica.derived(outlook_of, now_s)
         losses = self._losses(profile, outlook, now_s, now_s + load.rest_s, NEVER, inf)
-        begins = sum(i.until_first_token and _can_be_met(i, profile, now_s) for i in waiting)
+        begins = sum(i.until_first_token and can_be_met(i, profile, now_s) for i in waiting)
         reason = (
             f"can rest {load.rest_s:.2f} s; the last queued stream begins in {load.ahead_s:.2f} s"
         )
@@ -142,7 +143,7 @@ class ForesightPreemption:
         if is_long:
             queued = [(i.prompt_tokens, i.expected_tokens, len(running)) for i in waiting[1:]]
             price = service_s / max(profile.service_s(*each) for each in queued)
-        most_loss = self._most_loss(load, is_long=is_long)
+        most_loss = NEVER if load.missed > self.deep else self.most_loss if is_long else 1.0
         losses = self._losses(profile, outlook, back_s, back_s + load.rest_s, most_loss, price)
         if not losses:
             return ()
@@ -163,12 +164,6 @@ class ForesightPreemption:
             return ()
         reason = f"can wait {place_s:.2f} s for a place, {first.id} cannot: {gain:.2f} SLOs more"
         return [(running[at].invocation.id, reason)]
-
-    def _most_loss(self, load: QueueLoad, *, is_long: bool) -> float:
-        """What a stream may lose whose pace is an SLO."""
-        if load.missed > self.deep:
-            return NEVER
-        return self.most_loss if is_long else 1.0
 
     def _losses(
         self,
@@ -265,7 +260,3 @@ def _share(prospect: Prospect, profile: Profile, batch: int) -> float:
     """How far its own end decides the SLO; the expected downstream calls decide the rest."""
     left_s = prospect.left_tokens * profile.decode_step_s(batch)
     return left_s / (left_s + prospect.invocation.downstream_s) if left_s > 0 else 1.0
-
-
-def _can_be_met(invocation: Invocation, profile: Profile, now_s: float) -> bool:
-    return now_s + invocation.remaining_s(profile) <= invocation.deadline_s < inf

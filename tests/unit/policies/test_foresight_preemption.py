@@ -265,6 +265,9 @@ def test_a_pace_that_is_an_slo_goes_on_where_most_of_the_work_is_missed(
     replica = a_full_replica(replace(STREAM, tpot_target_s=tpot_s), tokens=20)
     queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
     assert len(gives_way(replica, queued, missed=missed)) == yields
+    crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
+    found = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, missed=missed)
+    assert len(found) == (tpot_s == inf), "with a target pace it never rests in a crowd"
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

@@ -59,12 +59,14 @@ class AdmissionPolicy(Protocol):
 class QueueLoad:
     """In `ahead_s` all queued calls that can be in time are expected to have started; in `rest_s`
     those that have tokens already, too, to have ended: a call that yields now rests that long at
-    most. `missed` is the share of work missed lately.
+    most. `missed` is the share of work missed lately, `in_vain` that of rests which ended while
+    newcomers waited.
     """
 
     ahead_s: float = 0.0
     rest_s: float = 0.0
     missed: float = 0.0
+    in_vain: float = 0.0
 
 
 NO_LOAD = QueueLoad()

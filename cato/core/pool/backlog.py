@@ -91,7 +91,8 @@ class Backlog:
         if invocation.deadline_s < inf and self._accepting:
             latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
             now_s = self._replicas.clock.now_s
-            self.pressure.join(invocation.id, latest_s, waiting.load_s, now_s)
+            is_new = not invocation.generated
+            self.pressure.join(invocation.id, latest_s, waiting.load_s, now_s, is_new)
         if self.policies.by_turns and not waiting.has_turn:
             self.parked.add(waiting)
         else:
@@ -240,9 +241,10 @@ class Backlog:
 
     def queue_load(self, now_s: float) -> QueueLoad:
         load_s = sum(w.load_s for w in self._begun.values())
-        begun_s = self.pressure.needs_s(load_s, max(1, len(self._accepting)))
+        pressure, replicas = self.pressure, max(1, len(self._accepting))
         ahead_s = self.ahead_s(now_s)
-        return QueueLoad(ahead_s, ahead_s + begun_s, self.pressure.missed)
+        rest_s = ahead_s + pressure.needs_s(load_s, replicas)
+        return QueueLoad(ahead_s, rest_s, pressure.missed, pressure.in_vain(replicas))
 
     def work_of(self, waiting: Waiting) -> Work:
         """Work of a call on the fastest profile."""

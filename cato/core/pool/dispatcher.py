@@ -297,6 +297,8 @@ class Dispatcher:
             if self._pressure.leave(invocation.id):
                 self._pressure.begins(waiting.load_s, now_s)
             backlog.remove(waiting)
+            if invocation.begun_in_time:
+                self._pressure.goes_on(waiting.load_s, now_s)
             self._refusal.dispatched(waiting, bool(backlog.waiting), now_s)
         else:  # it was never queued
             if not is_late and invocation.deadline_s < inf:

@@ -19,6 +19,8 @@ RECENT_S, TREND_S = 0.1, 0.25
 # Work done is averaged over so many replica-seconds, from `FIRST_PACE_S` of them on.
 PACE_MEMORY_S, FIRST_PACE_S = 10.0, 0.5
 LEAST_PACE, MOST_PACE = 0.5, 4.0
+# Rests count as worth their cost until streams with this much work per replica have gone on lately.
+FIRST_RESTS_S = 1.0
 # Late turns of sessions get this share of all replicas' time, up to so many seconds at once.
 LATE_SHARE, LATE_BURST_S = 0.05, 20.0
 
@@ -28,13 +30,17 @@ class Pressure:
     """Loads in replica-seconds.
 
     A call counts from joining the queue until it starts, leaves, or can no longer be in time.
-    `pace`: work that a replica does per second while calls are queued. If it is not 1, estimates
-    are wrong, and what is queued takes less time or more.
+    `newcomers`: how many of these calls have no tokens yet. `pace`: work that a replica does per
+    second while calls are queued. If it is not 1, estimates are wrong, and what is queued takes
+    less time or more.
     """
 
     waiting_s: float = 0.0
+    newcomers: int = 0
     _begun_s: float = 0.0
     _missed_s: float = 0.0
+    _went_on_s: float = 0.0
+    _in_vain_s: float = 0.0
     _seen_at_s: float = 0.0
     pace: float = 1.0
     _done_s: float = 0.0
@@ -42,14 +48,17 @@ class Pressure:
     _ended_at_s: float | None = None
     _arriving: float = 0.0
     _arrived_at_s: float = 0.0
-    _loads_s: dict[InvocationId, tuple[float, float]] = field(default_factory=dict)
+    _loads_s: dict[InvocationId, tuple[float, float, bool]] = field(default_factory=dict)
     _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
 
-    def join(self, id: InvocationId, latest_s: float, load_s: float, now_s: float) -> None:
-        """A call joined that must start by `latest_s`."""
+    def join(
+        self, id: InvocationId, latest_s: float, load_s: float, now_s: float, is_new: bool = True
+    ) -> None:
+        """A call joined that must start by `latest_s`; `is_new`: it has no tokens yet."""
         self._arriving = self._arriving_at(now_s) + load_s / RECENT_S
         self._arrived_at_s = now_s
-        self._loads_s[id] = latest_s, load_s
+        self._loads_s[id] = latest_s, load_s, is_new
+        self.newcomers += is_new
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
 
@@ -58,7 +67,7 @@ class Pressure:
         known = self._loads_s.get(id)
         if known is not None:
             self.waiting_s += load_s - known[1]
-            self._loads_s[id] = known[0], load_s
+            self._loads_s[id] = known[0], load_s, known[2]
 
     def leave(self, id: InvocationId) -> bool:
         """A call starts or leaves; returns whether it could still be in time."""
@@ -66,12 +75,20 @@ class Pressure:
         if known is None:
             return False
         self.waiting_s = self.waiting_s - known[1] if self._loads_s else 0.0
+        self.newcomers -= known[2]
         return True
 
     def begins(self, load_s: float, now_s: float) -> None:
         """A load that can be in time starts."""
         self._see(now_s)
         self._begun_s += load_s
+
+    def goes_on(self, load_s: float, now_s: float) -> None:
+        """A stream with this load to come goes on after a rest; in vain if newcomers wait."""
+        self._see(now_s)
+        self._went_on_s += load_s
+        if self.newcomers:
+            self._in_vain_s += load_s
 
     def pass_to(self, now_s: float) -> None:
         """Calls that can no longer be in time stop counting."""
@@ -125,6 +142,11 @@ class Pressure:
             return 0.0
         return self._missed_s / (self._missed_s + self._begun_s)
 
+    def in_vain(self, replicas: int) -> float:
+        """Recent share of rests that ended while newcomers waited, in [0, 1): such a rest made room
+        for one call and took it from another."""
+        return self._in_vain_s / (self._went_on_s + FIRST_RESTS_S * replicas)
+
     def _arriving_at(self, now_s: float) -> float:
         """Recent replica-seconds of work per second that joined the queue."""
         return self._arriving * exp((self._arrived_at_s - now_s) / RECENT_S)
@@ -134,6 +156,8 @@ class Pressure:
             kept = exp((self._seen_at_s - now_s) / MEMORY_S)
             self._begun_s *= kept
             self._missed_s *= kept
+            self._went_on_s *= kept
+            self._in_vain_s *= kept
             self._seen_at_s = now_s
 
 

@@ -44,12 +44,14 @@ class ForesightPreemption:
     all queued calls that can be in time have started, if the streams still keep their pace. A pace
     that is an SLO must not be put at risk in a long queue (`most_loss`), because calls that arrive
     later delay the stream further. If more than `deep` of the work was missed lately, such a stream
-    goes on: no time is left over in which it could catch up. Tokens are kept; the context is
-    processed again, and for such a stream that takes at most `again` of its share of the work to
+    goes on: no time is left over in which it could catch up. Streams without such a pace go on if
+    more than `vain` of the rests ended while newcomers waited: in an overload that lasts, a rest
+    makes room for one call and takes it from another. Tokens are kept; the context is processed
+    again, and for a stream with such a pace that takes at most `again` of its share of the work to
     come.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
-    arrival. Then as many streams without such a pace rest at once as queued ones can still begin in
-    time, even if the first could wait for the next slot.
+    arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
+    first could wait for the next slot; none if rests were in vain.
     """
 
     least_gain: float = 0.1
@@ -60,6 +62,7 @@ class ForesightPreemption:
     again: float = 0.4
     crowded: float = 0.5
     deep: float = 0.5
+    vain: float = 0.5
 
     def preempt(
         self,
@@ -115,10 +118,12 @@ class ForesightPreemption:
         """Streams that rest while queued ones begin, one for each that can still be in time."""
         profile, first = replica.profile, waiting[0]
         slack_s = first.deadline_s - first.arrived_at_s - profile.first_token_s(first.prompt_tokens)
-        if not first.until_first_token or load.ahead_s <= self.crowded * slack_s:
+        if not first.until_first_token or load.in_vain > self.vain:
+            return ()
+        if load.ahead_s <= self.crowded * slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
-        losses = self._losses(profile, outlook, now_s, now_s + load.rest_s, NEVER, inf)
+        losses = self._losses(profile, outlook, now_s, load, inf, is_long=True)
         begins = sum(i.until_first_token and can_be_met(i, profile, now_s) for i in waiting)
         reason = (
             f"can rest {load.rest_s:.2f} s; the last queued stream begins in {load.ahead_s:.2f} s"
@@ -143,8 +148,7 @@ class ForesightPreemption:
         if is_long:
             queued = [(i.prompt_tokens, i.expected_tokens, len(running)) for i in waiting[1:]]
             price = service_s / max(profile.service_s(*each) for each in queued)
-        most_loss = NEVER if load.missed > self.deep else self.most_loss if is_long else 1.0
-        losses = self._losses(profile, outlook, back_s, back_s + load.rest_s, most_loss, price)
+        losses = self._losses(profile, outlook, back_s, load, price, is_long=is_long)
         if not losses:
             return ()
         loss, _, at = min(losses)
@@ -170,26 +174,30 @@ class ForesightPreemption:
         profile: Profile,
         outlook: Outlook,
         back_s: float,
-        late_s: float,
-        most_loss: float,
+        load: QueueLoad,
         price: float,
+        *,
+        is_long: bool,
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
-        tokens to come first. The last value is its place in the outlook. A stream may lose
-        `most_loss`; a call whose end decides its SLO costs `price` more, as queued calls have to
-        wait for its rest (inf: none is preempted).
+        tokens to come first. The last value is its place in the outlook. A call whose end decides
+        its SLO costs `price` more, as queued calls have to wait for its rest (inf: none is
+        preempted).
 
-        It would go on at `back_s`, when the slot is free again, or at `late_s` at the latest, after
-        all queued calls that can be in time, and after those that have begun. Those go on one after
-        another, so a stream whose pace is no SLO is expected halfway between. A call whose end
-        decides its SLO may then have to wait for as long as it still needs: calls that arrive
-        meanwhile go first.
+        It would go on at `back_s`, when the slot is free again, or `load.rest_s` later at the
+        latest, after all queued calls that can be in time, and after those that have begun. Those
+        go on one after another, so a stream whose pace is no SLO is expected halfway between. A
+        call whose end decides its SLO may then have to wait for as long as it still needs: calls
+        that arrive meanwhile go first.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
         step_s = profile.decode_step_s(batch)
         # Its context takes that long to process again, at most.
         again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
-        back_s, late_s = back_s + again_s, late_s + again_s
+        back_s += again_s
+        late_s = back_s + load.rest_s
+        most_loss = NEVER if load.missed > self.deep else self.most_loss if is_long else 1.0
+        rests = load.in_vain <= self.vain
         soon: list[float] = []
         if price < inf:
             urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]
@@ -200,10 +208,11 @@ class ForesightPreemption:
                 continue
             if p.invocation.until_first_token or p.invocation.deadline_s == inf:
                 loss, left_s = _pace_loss(p, late_s, step_s), p.left_tokens * step_s
-                if p.due_s < inf and (
-                    loss > most_loss
-                    or profile.prefill_s(int(p.context_tokens)) > self.again * left_s / batch
-                ):
+                if p.due_s < inf:
+                    costs_s = profile.prefill_s(int(p.context_tokens))
+                    if loss > most_loss or costs_s > self.again * left_s / batch:
+                        continue
+                elif p.invocation.until_first_token and not rests:
                     continue
                 goes_on_s = (back_s + late_s) / 2 if p.due_s == inf else late_s
                 if _keeps_pace(p, goes_on_s + left_s):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
+    FIRST_RESTS_S,
     LATE_BURST_S,
     LATE_SHARE,
     LEAST_PACE,
@@ -20,6 +21,38 @@ from cato.core.pool.pressure import (
 )
 
 CALLS = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.01, 5.0)), max_size=30)
+
+
+def test_a_rest_is_in_vain_if_newcomers_wait_when_it_ends() -> None:
+    pressure, newcomer = Pressure(), InvocationId("new")
+    pressure.join(InvocationId("begun"), 9.0, 1.0, 0.0, is_new=False)
+    pressure.goes_on(3.0, 0.0)
+    assert pressure.in_vain(2) == 0.0, "only streams that rest are queued"
+    pressure.join(newcomer, 9.0, 1.0, 0.0)
+    pressure.goes_on(3.0, 0.0)
+    assert pressure.in_vain(2) == pytest.approx(3.0 / (6.0 + 2 * FIRST_RESTS_S))
+    pressure.leave(newcomer)
+    pressure.goes_on(6.0, 0.0)
+    assert pressure.in_vain(2) == pytest.approx(3.0 / (12.0 + 2 * FIRST_RESTS_S))
+
+
+def test_a_newcomer_that_is_late_makes_no_rest_vain() -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("late"), 1.0, 1.0, 0.0)
+    pressure.pass_to(2.0)
+    pressure.goes_on(3.0, 2.0)
+    assert pressure.newcomers == 0
+    assert pressure.in_vain(1) == 0.0
+
+
+def test_without_rests_those_in_vain_are_forgotten() -> None:
+    """Otherwise no stream would rest again once the overload is over."""
+    pressure = Pressure()
+    pressure.join(InvocationId("new"), 1e3, 1.0, 0.0)
+    pressure.goes_on(50.0, 0.0)
+    assert pressure.in_vain(1) > 0.9
+    pressure.begins(1.0, 5 * MEMORY_S)
+    assert pressure.in_vain(1) < 0.3
 
 
 @given(CALLS, st.sets(st.integers(0, 29)), st.floats(0.0, 100.0))

@@ -50,8 +50,9 @@ def gives_way(
     ahead_s: float = 0.0,
     rest_s: float = 0.0,
     missed: float = 0.0,
+    in_vain: float = 0.0,
 ) -> list[str]:
-    load = QueueLoad(ahead_s, rest_s, missed)
+    load = QueueLoad(ahead_s, rest_s, missed, in_vain)
     found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, load)
     return [id for id, _ in found]
 
@@ -211,12 +212,6 @@ def test_in_a_crowd_streams_rest_even_if_the_first_could_wait_for_a_place(
     found = gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=wait_s)
     assert found == rests
     assert gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=18.0) == []
-    paced = [
-        Running(replace(r.invocation, tpot_target_s=0.04), 0.0, 1.0, r.tokens, 0.0)
-        for r in replica.running
-    ]
-    replica = replace(replica, running=tuple(paced))
-    assert gives_way(replica, *queued, place_s=0.0, ahead_s=wait_s, rest_s=wait_s) == []
 
 
 def test_only_streams_that_wait_make_a_crowd() -> None:
@@ -267,7 +262,23 @@ def test_a_pace_that_is_an_slo_goes_on_where_most_of_the_work_is_missed(
     assert len(gives_way(replica, queued, missed=missed)) == yields
     crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
     found = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, missed=missed)
-    assert len(found) == (tpot_s == inf), "with a target pace it never rests in a crowd"
+    assert len(found) == yields, "in a crowd, too"
+
+
+@pytest.mark.parametrize(
+    ("tpot_s", "in_vain", "yields", "rests"),
+    [(inf, 0.4, 1, 1), (inf, 0.6, 0, 0), (0.04, 0.4, 1, 1), (0.04, 0.6, 1, 0)],
+)
+def test_where_rests_are_in_vain_streams_go_on(
+    tpot_s: float, in_vain: float, yields: int, rests: int
+) -> None:
+    """With a target pace a stream still yields to a single call that gains more."""
+    replica = a_full_replica(replace(STREAM, tpot_target_s=tpot_s), tokens=20)
+    queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
+    assert len(gives_way(replica, queued, in_vain=in_vain)) == yields
+    crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
+    found = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, in_vain=in_vain)
+    assert len(found) == rests
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

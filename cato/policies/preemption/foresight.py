@@ -59,7 +59,7 @@ class ForesightPreemption:
     # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
     most_loss: float = 0.02
-    again: float = 0.4
+    again: float = 0.1
     crowded: float = 0.5
     deep: float = 0.5
     vain: float = 0.5

@@ -145,6 +145,8 @@ def test_the_first_token_counts_where_the_slo_is_on_it() -> None:
 
 
 STREAM = replace(an_exchangeable("stream", due_s=0.5), until_first_token=True)
+# What it has still to do takes at least ten times as long as to process its context again.
+LONG = replace(STREAM, expected_tokens=150)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +157,8 @@ STREAM = replace(an_exchangeable("stream", due_s=0.5), until_first_token=True)
         pytest.param(replace(STREAM, session="s"), 20, 1, False, id="its context would be lost"),
         pytest.param(replace(STREAM, resumable=False), 20, 1, False, id="cannot go on"),
         pytest.param(STREAM, 0, 1, False, id="has not begun"),
-        pytest.param(replace(STREAM, tpot_target_s=0.04), 20, 1, True, id="keeps its own pace"),
-        pytest.param(replace(STREAM, tpot_target_s=0.02), 20, 1, False, id="would lose its pace"),
+        pytest.param(replace(LONG, tpot_target_s=0.04), 20, 1, True, id="keeps its own pace"),
+        pytest.param(replace(LONG, tpot_target_s=0.015), 20, 1, False, id="would lose its pace"),
         pytest.param(an_exchangeable("no SLO", due_s=inf), 20, 8, True, id="no SLO"),
         pytest.param(an_exchangeable("no SLO", due_s=inf), 0, 1, False, id="no SLO, not begun"),
     ],
@@ -178,11 +180,11 @@ def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
 
 
 def test_a_stream_whose_pace_is_an_slo_may_be_the_last_to_go_on() -> None:
-    # Each token makes up for 30 ms; even a short answer has 50 more, so up to 1.5 s.
-    replica = a_full_replica(replace(STREAM, tpot_target_s=0.04), tokens=20)
+    # Each token makes up for 30 ms; even a short answer has 85 more, so up to 2.5 s.
+    replica = a_full_replica(replace(LONG, tpot_target_s=0.04), tokens=20)
     waiting = replace(STREAM, deadline_s=1.3)
-    assert gives_way(replica, *[waiting] * 8, rest_s=0.6) == ["stream"]
-    assert gives_way(replica, *[waiting] * 8, rest_s=1.0) == []
+    assert gives_way(replica, *[waiting] * 8, rest_s=1.6) == ["stream"]
+    assert gives_way(replica, *[waiting] * 8, rest_s=2.1) == []
 
 
 @pytest.mark.parametrize(
@@ -237,15 +239,15 @@ def test_a_stream_behind_the_first_one_counts_when_a_place_is_exchanged() -> Non
     [
         pytest.param(inf, 4, 1, True, id="no pace to keep"),
         pytest.param(0.04, 1, 1, True, id="little to compute again"),
-        pytest.param(0.04, 4, 1, False, id="its context costs the batch half as much as its rest"),
-        pytest.param(0.025, 1, 1, True, id="a risk"),
-        pytest.param(0.025, 1, 8, False, id="a risk, and a long queue"),
+        pytest.param(0.04, 4, 1, False, id="its context costs the batch a third of its rest"),
+        pytest.param(0.02, 1, 1, True, id="a risk"),
+        pytest.param(0.02, 1, 8, False, id="a risk, and a long queue"),
     ],
 )
 def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
     tpot_s: float, batch: int, queued: int, *, is_paused: bool
 ) -> None:
-    runs = [replace(STREAM, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
+    runs = [replace(LONG, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
     replica = a_full_replica(*runs, tokens=20)
     assert bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued)) == is_paused
 
@@ -257,7 +259,7 @@ def test_a_pace_that_is_an_slo_goes_on_where_most_of_the_work_is_missed(
     tpot_s: float, missed: float, yields: int
 ) -> None:
     """There is no time left over in which it could catch up."""
-    replica = a_full_replica(replace(STREAM, tpot_target_s=tpot_s), tokens=20)
+    replica = a_full_replica(replace(LONG, tpot_target_s=tpot_s), tokens=20)
     queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
     assert len(gives_way(replica, queued, missed=missed)) == yields
     crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
@@ -273,7 +275,7 @@ def test_where_rests_are_in_vain_streams_go_on(
     tpot_s: float, in_vain: float, yields: int, rests: int
 ) -> None:
     """With a target pace a stream still yields to a single call that gains more."""
-    replica = a_full_replica(replace(STREAM, tpot_target_s=tpot_s), tokens=20)
+    replica = a_full_replica(replace(LONG, tpot_target_s=tpot_s), tokens=20)
     queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
     assert len(gives_way(replica, queued, in_vain=in_vain)) == yields
     crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)

@@ -68,6 +68,7 @@ def test_what_waits_and_can_be_met_counts(
     left = [load for i, (latest, load) in enumerate(calls) if i not in gone and latest >= now_s]
     late = [load for i, (latest, load) in enumerate(calls) if i not in gone and latest < now_s]
     assert pressure.waiting_s == pytest.approx(sum(left))
+    assert pressure.newcomers == len(left)
     assert pressure.missed == (1.0 if late else 0.0)
 
 

@@ -111,10 +111,14 @@ class ForesightOrdering:
         return Rank(URGENT, f"goes on, {slack_s:.3f} s of slack", key=work_s, until_s=until_s)
 
     def _key_of(self, work_s: float, decoding_s: float) -> float:
-        """The logarithm of the work, in steps of what its decoding may take more or less."""
+        """The natural logarithm of the work, in steps of what its decoding may take more or less.
+
+        Calls due as a whole rank by seconds of work per chance, so nearly all streams go before
+        them: a stream is in time once it has begun.
+        """
         if work_s <= 0:
             return -inf
         if decoding_s > 0:
             step_s = (self.alike - 1) * self.alike ** floor(log(decoding_s) / log(self.alike))
             work_s = step_s * floor(work_s / step_s)
-        return log(work_s) / log(self.alike)
+        return log(work_s)

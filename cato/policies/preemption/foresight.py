@@ -118,7 +118,7 @@ class ForesightPreemption:
         """Streams that rest while queued ones begin, one for each that can still be in time."""
         profile, first = replica.profile, waiting[0]
         slack_s = first.deadline_s - first.arrived_at_s - profile.first_token_s(first.prompt_tokens)
-        if not first.until_first_token or load.in_vain > self.vain:
+        if not (first.until_first_token and self._rests_pay(load)):
             return ()
         if load.ahead_s <= self.crowded * slack_s:
             return ()
@@ -197,7 +197,7 @@ class ForesightPreemption:
         back_s += again_s
         late_s = back_s + load.rest_s
         most_loss = NEVER if load.missed > self.deep else self.most_loss if is_long else 1.0
-        rests = load.in_vain <= self.vain
+        rests_pay = self._rests_pay(load)
         soon: list[float] = []
         if price < inf:
             urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]
@@ -212,7 +212,7 @@ class ForesightPreemption:
                     costs_s = profile.prefill_s(int(p.context_tokens))
                     if loss > most_loss or costs_s > self.again * left_s / batch:
                         continue
-                elif p.invocation.until_first_token and not rests:
+                elif p.invocation.until_first_token and not rests_pay:
                     continue
                 goes_on_s = (back_s + late_s) / 2 if p.due_s == inf else late_s
                 if _keeps_pace(p, goes_on_s + left_s):
@@ -221,6 +221,9 @@ class ForesightPreemption:
                 loss = (chance - soon[i]) * _share(p, profile, batch) + price
                 found.append((loss, 0.0, i))
         return found
+
+    def _rests_pay(self, load: QueueLoad) -> bool:
+        return load.in_vain <= self.vain
 
 
 def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:

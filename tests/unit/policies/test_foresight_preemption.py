@@ -252,6 +252,18 @@ def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
     assert bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued)) == is_paused
 
 
+def how_many_give_way(tpot_s: float, missed: float = 0.0, in_vain: float = 0.0) -> tuple[int, int]:
+    """Of one stream with that target pace: to a single call that cannot wait, and in a crowd."""
+    replica = a_full_replica(replace(LONG, tpot_target_s=tpot_s), tokens=20)
+    queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
+    to_one = gives_way(replica, queued, missed=missed, in_vain=in_vain)
+    crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
+    in_a_crowd = gives_way(
+        replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, missed=missed, in_vain=in_vain
+    )
+    return len(to_one), len(in_a_crowd)
+
+
 @pytest.mark.parametrize(
     ("tpot_s", "missed", "yields"), [(0.04, 0.4, 1), (0.04, 0.6, 0), (inf, 0.6, 1)]
 )
@@ -259,12 +271,9 @@ def test_a_pace_that_is_an_slo_goes_on_where_most_of_the_work_is_missed(
     tpot_s: float, missed: float, yields: int
 ) -> None:
     """There is no time left over in which it could catch up."""
-    replica = a_full_replica(replace(LONG, tpot_target_s=tpot_s), tokens=20)
-    queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
-    assert len(gives_way(replica, queued, missed=missed)) == yields
-    crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
-    found = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, missed=missed)
-    assert len(found) == yields, "in a crowd, too"
+    to_one, in_a_crowd = how_many_give_way(tpot_s, missed=missed)
+    assert to_one == yields
+    assert in_a_crowd == yields
 
 
 @pytest.mark.parametrize(
@@ -275,12 +284,9 @@ def test_where_rests_are_in_vain_streams_go_on(
     tpot_s: float, in_vain: float, yields: int, rests: int
 ) -> None:
     """With a target pace a stream still yields to a single call that gains more."""
-    replica = a_full_replica(replace(LONG, tpot_target_s=tpot_s), tokens=20)
-    queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
-    assert len(gives_way(replica, queued, in_vain=in_vain)) == yields
-    crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
-    found = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, in_vain=in_vain)
-    assert len(found) == rests
+    to_one, in_a_crowd = how_many_give_way(tpot_s, in_vain=in_vain)
+    assert to_one == yields
+    assert in_a_crowd == rests
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

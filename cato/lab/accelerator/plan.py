@@ -25,12 +25,12 @@ ITEMS = (
     Item("c", "overhead per call: engine, plain Serve, CATO", 2.5, served=True),
     Item("d", "schedulers on a mix, with the simulator's prediction", 4.0, served=True),
     Item("e", "engine killed under streams", 2.0, served=True),
-    Item("f", "two models in one slot: waking versus loading", 3.5),
+    Item("f", "two models in one slot: waking versus loading", 5.0),
     Item("g", "adapters in one batch", 2.5),
     Item("h", "prompts computed, cached, and from host memory", 3.0),
 )
 # Start of CATO, Serve and the engine, before the first served item of a file.
-START_MINUTES = 1.5
+START_MINUTES = 2.0
 # Fraction of the full form's time that the quick form takes; most of it is starting engines.
 QUICK_SHARE = 0.3
 

@@ -27,6 +27,7 @@ from cato.core.ids import PoolName
 from cato.lab.accelerator import alone
 from cato.lab.bench import overhead, plain, report
 from cato.lab.client import BenchError, events
+from cato.lab.experiments import saber
 from cato.lab.live.experiment import Arm
 from cato.lab.live.rounds import Progress, ReplicaPoint
 from cato.lab.live.session import Options, Session
@@ -44,6 +45,8 @@ POLL_S = 0.2
 TOKENS_OFF = 3
 # Characters of each stream received before the engine is killed.
 CHUNKS_BEFORE = 3
+# Schedulers on a mix; a third arm lets the engine run as many calls as it can.
+ARMS = ("foresight", "saber")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,6 @@ class Form:
     plan: Plan
     check_calls: int
     overhead: overhead.Settings
-    arms: tuple[str, ...]
     workloads: tuple[str, ...]
     tasks: int
     warm_up: int
@@ -63,13 +65,13 @@ class Form:
 
 def whole(seed: int) -> Form:
     settings = overhead.Settings((overhead.VLLM,), 64, 4, (1, 16, 64), 16, seed)
-    return Form(alone.WHOLE.plan, CALLS, settings, (), (), 150, 150, 64, 128)
+    loads = ("W3-like, load 0.8", "W3-like, load 1.1")
+    return Form(alone.WHOLE.plan, CALLS, settings, loads, 400, 300, 64, 128)
 
 
 def small(seed: int) -> Form:
     settings = overhead.Settings((overhead.VLLM,), 4, 2, (1, 3), 8, seed)
-    arms, load = ("foresight", "saber"), "W3-like, load 0.5"
-    return Form(alone.SMALL.plan, 8, settings, arms, (load,), 8, 20, 4, 48)
+    return Form(alone.SMALL.plan, 8, settings, ("W3-like, load 0.5",), 8, 20, 4, 48)
 
 
 class Served:
@@ -78,20 +80,23 @@ class Served:
     def __init__(
         self, deploy: DeployFile, folder: Path, form: Form, seed: int, say: Callable[[str], None]
     ) -> None:
+        self._pool = deploy.topology.pools[0]
+        self._deployment = self._pool.deployments[0]
+        is_cpu = self._deployment.accelerator == "cpu"
         options = Options(
             "vllm-mix",
             deploy,
             form.workloads,
-            form.arms,
+            (*ARMS, saber.cap_name(self._deployment.engine.max_num_seqs)),
             (seed,),
             form.tasks,
+            # On a CPU the client shares the engine's cores; nothing slows an accelerator.
+            slowdown=None if is_cpu else 1.0,
             warm_up=form.warm_up,
             has_one_engine=True,
         )
         self._form, self._seed = form, seed
         self._session = Session(options)
-        self._pool = deploy.topology.pools[0]
-        self._deployment = self._pool.deployments[0]
         self._stage = self._session.stage(folder, say)
         self._places: Mapping[str, Any] = {}
 

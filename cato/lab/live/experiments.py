@@ -294,7 +294,7 @@ def recorded_agents(trace: Path | None) -> LiveExperiment:
 # A real engine
 
 
-LOADS = (0.5, 0.8)
+LOADS = (0.5, 0.8, 1.1)
 RANDOM_WEIGHTS = "dummy"  # vLLM's `--load-format`
 
 

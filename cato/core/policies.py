@@ -29,7 +29,8 @@ class Work:
     `remaining_s`: to the SLO event, with downstream nodes. `service_s`: to its last token.
     `token_s`: per token beyond the expected ones. About its queue: `ahead_s` until all calls that
     can still be in time have started, and the share of work `missed` lately. `load_s`: its
-    replica-seconds when all batch slots are busy, `decoding_s` of them for decoding.
+    replica-seconds when all batch slots are busy, `decoding_s` of them for decoding. `in_vain`: see
+    `paced_in_vain` of `QueueLoad`; 0 but for such a stream.
     """
 
     remaining_s: float
@@ -39,6 +40,7 @@ class Work:
     missed: float = 0.0
     load_s: float = 0.0
     decoding_s: float = 0.0
+    in_vain: float = 0.0
 
 
 class OrderingPolicy(Protocol):
@@ -60,13 +62,15 @@ class QueueLoad:
     """In `ahead_s` all queued calls that can be in time are expected to have started; in `rest_s`
     those that have tokens already, too, to have ended: a call that yields now rests that long at
     most. `missed` is the share of work missed lately, `in_vain` that of rests which ended while
-    newcomers waited.
+    newcomers waited; `paced_in_vain` that of rests of streams whose pace is an SLO, which also are
+    in vain if the stream falls behind.
     """
 
     ahead_s: float = 0.0
     rest_s: float = 0.0
     missed: float = 0.0
     in_vain: float = 0.0
+    paced_in_vain: float = 0.0
 
 
 NO_LOAD = QueueLoad()

@@ -12,7 +12,7 @@ from cato.core.fairness import TokenShares
 from cato.core.ids import InvocationId
 from cato.core.policies import Policies, QueueLoad, Work
 from cato.core.pool.patience import Order
-from cato.core.pool.pressure import Pressure
+from cato.core.pool.pressure import Kind, Pressure
 from cato.core.pool.queue import Parked, Waiting
 from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import Replicas
@@ -55,6 +55,11 @@ def work_alone(
     return Work(own_s + invocation.downstream_s, service_s, token_s)
 
 
+def is_paced_rest(invocation: Invocation) -> bool:
+    """Whether it is the rest of a stream that began in time and whose pace is an SLO."""
+    return invocation.begun_in_time and invocation.tpot_target_s < inf
+
+
 class Backlog:
     """All queued calls of a pool, in its own queue or in those of its replicas.
 
@@ -91,8 +96,10 @@ class Backlog:
         if invocation.deadline_s < inf and self._accepting:
             latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
             now_s = self._replicas.clock.now_s
-            is_new = not invocation.generated
-            self.pressure.join(invocation.id, latest_s, waiting.load_s, now_s, is_new)
+            kind = Kind.OTHER if invocation.generated else Kind.NEW
+            if is_paced_rest(invocation):
+                kind = Kind.PACED_REST
+            self.pressure.join(invocation.id, latest_s, waiting.load_s, now_s, kind)
         if self.policies.by_turns and not waiting.has_turn:
             self.parked.add(waiting)
         else:
@@ -231,7 +238,8 @@ class Backlog:
             ahead_s = self.ahead_s(now_s)
             remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
             missed, load_s, decoding_s = self.pressure.missed, waiting.load_s, waiting.decoding_s
-            work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s, decoding_s)
+            vain = self.pressure.paced_in_vain(now_s) if is_paced_rest(waiting.invocation) else 0.0
+            work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s, decoding_s, vain)
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
     def ahead_s(self, now_s: float) -> float:
@@ -244,7 +252,8 @@ class Backlog:
         pressure, replicas = self.pressure, max(1, len(self._accepting))
         ahead_s = self.ahead_s(now_s)
         rest_s = ahead_s + pressure.needs_s(load_s, replicas)
-        return QueueLoad(ahead_s, rest_s, pressure.missed, pressure.in_vain(replicas))
+        in_vain, paced = pressure.in_vain(now_s, replicas), pressure.paced_in_vain(now_s)
+        return QueueLoad(ahead_s, rest_s, pressure.missed, in_vain, paced)
 
     def work_of(self, waiting: Waiting) -> Work:
         """Work of a call on the fastest profile."""

@@ -10,7 +10,7 @@ from cato.core.commands import Command, Dispatch
 from cato.core.decision import Admit, Defer, Hold
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.policies import MappingPolicy
-from cato.core.pool.backlog import Backlog, load_of, work_alone
+from cato.core.pool.backlog import Backlog, is_paced_rest, load_of, work_alone
 from cato.core.pool.leases import Leases
 from cato.core.pool.pressure import LateShare
 from cato.core.pool.queue import Entry, Queue, Waiting
@@ -294,11 +294,13 @@ class Dispatcher:
         command, prompt_s = self._command(waiting, replica, reason, now_s)
         is_late = now_s + command.remaining_s > invocation.deadline_s
         if backlog.waiting:
-            if self._pressure.leave(invocation.id):
+            in_time = self._pressure.leave(invocation.id)
+            if in_time:
                 self._pressure.begins(waiting.load_s, now_s)
             backlog.remove(waiting)
             if invocation.begun_in_time:
-                self._pressure.goes_on(waiting.load_s, now_s)
+                is_paced = in_time and is_paced_rest(invocation)
+                self._pressure.goes_on(waiting.load_s, now_s, is_paced=is_paced)
             self._refusal.dispatched(waiting, bool(backlog.waiting), now_s)
         else:  # it was never queued
             if not is_late and invocation.deadline_s < inf:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from enum import Enum
 from math import exp
 
 from cato.core.ids import InvocationId
@@ -19,10 +20,43 @@ RECENT_S, TREND_S = 0.1, 0.25
 # Work done is averaged over so many replica-seconds, from `FIRST_PACE_S` of them on.
 PACE_MEMORY_S, FIRST_PACE_S = 10.0, 0.5
 LEAST_PACE, MOST_PACE = 0.5, 4.0
-# Rests count as worth their cost until streams with this much work per replica have gone on lately.
-FIRST_RESTS_S = 1.0
+# Rests count as worth their cost until streams with this much work per replica have gone on lately,
+# or, of those with a target pace, so many.
+FIRST_RESTS_S, FIRST_PACED = 1.0, 4.0
+# Those are rare, and one in vain costs a stream that began in time.
+PACED_MEMORY_S = 60.0
 # Late turns of sessions get this share of all replicas' time, up to so many seconds at once.
 LATE_SHARE, LATE_BURST_S = 0.05, 20.0
+
+
+class Kind(Enum):
+    """A queued call: one without tokens, or a stream that rests and whose pace is an SLO."""
+
+    NEW, PACED_REST, OTHER = range(3)
+
+
+@dataclass(slots=True)
+class Rests:
+    """Rests that ended, and those of them in vain, in averages over `memory_s`."""
+
+    memory_s: float
+    _ended: float = 0.0
+    _in_vain: float = 0.0
+    _seen_at_s: float = 0.0
+
+    def end(self, amount: float, now_s: float, *, in_vain: bool) -> None:
+        kept = self._kept(now_s)
+        self._ended = self._ended * kept + amount
+        self._in_vain = self._in_vain * kept + amount * in_vain
+        self._seen_at_s = max(now_s, self._seen_at_s)
+
+    def in_vain(self, now_s: float, first: float) -> float:
+        """Recent share in vain, in [0, 1), as if an amount of `first` had been worth its cost."""
+        kept = self._kept(now_s)
+        return self._in_vain * kept / (self._ended * kept + first)
+
+    def _kept(self, now_s: float) -> float:
+        return exp(min(0.0, self._seen_at_s - now_s) / self.memory_s)
 
 
 @dataclass(slots=True)
@@ -39,8 +73,8 @@ class Pressure:
     newcomers: int = 0
     _begun_s: float = 0.0
     _missed_s: float = 0.0
-    _went_on_s: float = 0.0
-    _in_vain_s: float = 0.0
+    _rests: Rests = field(default_factory=lambda: Rests(MEMORY_S))
+    _paced_rests: Rests = field(default_factory=lambda: Rests(PACED_MEMORY_S))
     _seen_at_s: float = 0.0
     pace: float = 1.0
     _done_s: float = 0.0
@@ -48,17 +82,22 @@ class Pressure:
     _ended_at_s: float | None = None
     _arriving: float = 0.0
     _arrived_at_s: float = 0.0
-    _loads_s: dict[InvocationId, tuple[float, float, bool]] = field(default_factory=dict)
+    _loads_s: dict[InvocationId, tuple[float, float, Kind]] = field(default_factory=dict)
     _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
 
     def join(
-        self, id: InvocationId, latest_s: float, load_s: float, now_s: float, is_new: bool = True
+        self,
+        id: InvocationId,
+        latest_s: float,
+        load_s: float,
+        now_s: float,
+        kind: Kind = Kind.NEW,
     ) -> None:
-        """A call joined that must start by `latest_s`; `is_new`: it has no tokens yet."""
+        """A call joined that must start by `latest_s`."""
         self._arriving = self._arriving_at(now_s) + load_s / RECENT_S
         self._arrived_at_s = now_s
-        self._loads_s[id] = latest_s, load_s, is_new
-        self.newcomers += is_new
+        self._loads_s[id] = latest_s, load_s, kind
+        self.newcomers += kind is Kind.NEW
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
 
@@ -75,7 +114,7 @@ class Pressure:
         if known is None:
             return False
         self.waiting_s = self.waiting_s - known[1] if self._loads_s else 0.0
-        self.newcomers -= known[2]
+        self.newcomers -= known[2] is Kind.NEW
         return True
 
     def begins(self, load_s: float, now_s: float) -> None:
@@ -83,12 +122,15 @@ class Pressure:
         self._see(now_s)
         self._begun_s += load_s
 
-    def goes_on(self, load_s: float, now_s: float) -> None:
-        """A stream with this load to come goes on after a rest; in vain if newcomers wait."""
-        self._see(now_s)
-        self._went_on_s += load_s
-        if self.newcomers:
-            self._in_vain_s += load_s
+    def goes_on(self, load_s: float, now_s: float, *, is_paced: bool) -> None:
+        """A stream with this load to come goes on after a rest; in vain if newcomers wait.
+
+        `is_paced`: its pace is an SLO.
+        """
+        in_vain = self.newcomers > 0
+        self._rests.end(load_s, now_s, in_vain=in_vain)
+        if is_paced:
+            self._paced_rests.end(1.0, now_s, in_vain=in_vain)
 
     def pass_to(self, now_s: float) -> None:
         """Calls that can no longer be in time stop counting."""
@@ -100,6 +142,8 @@ class Pressure:
                 self.leave(id)
                 self._see(now_s)
                 self._missed_s += known[1]
+                if known[2] is Kind.PACED_REST:
+                    self._paced_rests.end(1.0, now_s, in_vain=True)
 
     def ended(self, load_s: float, now_s: float, replicas: int) -> None:
         """A call of this load ended while others were queued."""
@@ -142,10 +186,14 @@ class Pressure:
             return 0.0
         return self._missed_s / (self._missed_s + self._begun_s)
 
-    def in_vain(self, replicas: int) -> float:
-        """Recent share of rests that ended while newcomers waited, in [0, 1): such a rest made room
-        for one call and took it from another."""
-        return self._in_vain_s / (self._went_on_s + FIRST_RESTS_S * replicas)
+    def in_vain(self, now_s: float, replicas: int) -> float:
+        """Recent share, by work, of rests that ended while newcomers waited, in [0, 1): such a rest
+        made room for one call and took it from another."""
+        return self._rests.in_vain(now_s, FIRST_RESTS_S * replicas)
+
+    def paced_in_vain(self, now_s: float) -> float:
+        """The same share, by number, of streams whose pace is an SLO; or they fell behind it."""
+        return self._paced_rests.in_vain(now_s, FIRST_PACED)
 
     def _arriving_at(self, now_s: float) -> float:
         """Recent replica-seconds of work per second that joined the queue."""
@@ -156,8 +204,6 @@ class Pressure:
             kept = exp((self._seen_at_s - now_s) / MEMORY_S)
             self._begun_s *= kept
             self._missed_s *= kept
-            self._went_on_s *= kept
-            self._in_vain_s *= kept
             self._seen_at_s = now_s
 
 

@@ -9,7 +9,7 @@ from cato.core.decision import Rank
 from cato.core.policies import Work
 from cato.core.snapshot import Invocation
 from cato.policies.ordering.hopeless_last import doubted_s, latest_start_s
-from cato.policies.outlook import UNLIKELY, chance_alone
+from cato.policies.outlook import PACED_VAIN, UNLIKELY, chance_alone
 
 URGENT, PACED, DOUBTFUL, UNBOUND, HOPELESS = range(5)
 # The rank of a call with slack is computed again after this share of it, as the queue may grow.
@@ -39,7 +39,8 @@ class ForesightOrdering:
     be met. Hopeless: late with a chance above 1 - `unlikely` even if started now, alone. Hopeless
     calls go last, shortest first. Turns of sessions, which no other replica can take over, gain
     priority as they wait. A stream that began in time, and whose pace is no SLO, is never hopeless:
-    `most_behind_s` behind the pace of its reader it goes before all others.
+    `most_behind_s` behind the pace of its reader it goes before all others. One whose pace is an
+    SLO ranks like a new stream while rests are in vain (`paced_vain`): it needs less than most.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.
@@ -53,6 +54,7 @@ class ForesightOrdering:
     deep: float = 0.2
     unlikely: float = UNLIKELY
     alike: float = 1.2
+    paced_vain: float = PACED_VAIN
     most_behind_s: float = 5.0
     # For sessions: a second of waiting offsets this much additional work.
     aging: float = 0.05
@@ -100,7 +102,10 @@ class ForesightOrdering:
             return Rank(HOPELESS, reason, key=work_s)
         reason = f"urgent, in time with chance {chance:.2f}, {slack_s:.3f} s of slack"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
-        return Rank(URGENT, reason, work_s / chance, until_s, worsens=True)
+        key = work_s / chance
+        if work.in_vain > self.paced_vain:
+            key = self._key_of(key, 0.0)
+        return Rank(URGENT, reason, key, until_s, worsens=True)
 
     def _rank_of_rest(self, slack_s: float, work_s: float, now_s: float) -> Rank:
         """Of a stream that began in time and has no target pace: its SLO is met if it ends."""

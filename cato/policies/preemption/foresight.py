@@ -15,6 +15,7 @@ from cato.core.profile import Profile
 from cato.core.snapshot import READING_S, Invocation, ReplicaView, due_at_pace_s
 from cato.policies.admission.foresight import is_aged
 from cato.policies.outlook import (
+    PACED_VAIN,
     Outlook,
     Prospect,
     beside,
@@ -48,7 +49,8 @@ class ForesightPreemption:
     more than `vain` of the rests ended while newcomers waited: in an overload that lasts, a rest
     makes room for one call and takes it from another. Tokens are kept; the context is processed
     again, and for a stream with such a pace that takes at most `again` of its share of the work to
-    come.
+    come. Nor does it yield if more than `paced_vain` of such rests were in vain: where many
+    replicas share a queue, a place is free soon, and its rest only takes one from others.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
     arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
     first could wait for the next slot; none if rests were in vain.
@@ -63,6 +65,7 @@ class ForesightPreemption:
     crowded: float = 0.5
     deep: float = 0.5
     vain: float = 0.5
+    paced_vain: float = PACED_VAIN
 
     def preempt(
         self,
@@ -196,7 +199,9 @@ class ForesightPreemption:
         again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
         back_s += again_s
         late_s = back_s + load.rest_s
-        most_loss = NEVER if load.missed > self.deep else self.most_loss if is_long else 1.0
+        most_loss = self.most_loss if is_long else 1.0
+        if load.missed > self.deep or load.paced_in_vain > self.paced_vain:
+            most_loss = NEVER
         rests_pay = self._rests_pay(load)
         soon: list[float] = []
         if price < inf:

@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
+    FIRST_PACED,
     FIRST_RESTS_S,
     LATE_BURST_S,
     LATE_SHARE,
     LEAST_PACE,
     MEMORY_S,
     MOST_PACE,
+    PACED_MEMORY_S,
     RECENT_S,
     TREND_S,
+    Kind,
     LateShare,
     Pressure,
 )
@@ -25,34 +28,57 @@ CALLS = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.01, 5.0)), max_siz
 
 def test_a_rest_is_in_vain_if_newcomers_wait_when_it_ends() -> None:
     pressure, newcomer = Pressure(), InvocationId("new")
-    pressure.join(InvocationId("begun"), 9.0, 1.0, 0.0, is_new=False)
-    pressure.goes_on(3.0, 0.0)
-    assert pressure.in_vain(2) == 0.0, "only streams that rest are queued"
+    pressure.join(InvocationId("begun"), 9.0, 1.0, 0.0, Kind.OTHER)
+    pressure.goes_on(3.0, 0.0, is_paced=False)
+    assert pressure.in_vain(0.0, 2) == 0.0, "only streams that rest are queued"
     pressure.join(newcomer, 9.0, 1.0, 0.0)
-    pressure.goes_on(3.0, 0.0)
-    assert pressure.in_vain(2) == pytest.approx(3.0 / (6.0 + 2 * FIRST_RESTS_S))
+    pressure.goes_on(3.0, 0.0, is_paced=False)
+    assert pressure.in_vain(0.0, 2) == pytest.approx(3.0 / (6.0 + 2 * FIRST_RESTS_S))
     pressure.leave(newcomer)
-    pressure.goes_on(6.0, 0.0)
-    assert pressure.in_vain(2) == pytest.approx(3.0 / (12.0 + 2 * FIRST_RESTS_S))
+    pressure.goes_on(6.0, 0.0, is_paced=False)
+    assert pressure.in_vain(0.0, 2) == pytest.approx(3.0 / (12.0 + 2 * FIRST_RESTS_S))
+    assert pressure.paced_in_vain(0.0) == 0.0
+
+
+def test_rests_of_streams_with_a_target_pace_count_by_number() -> None:
+    """What is left of one may be short: a rest in vain costs it as a whole all the same."""
+    pressure = Pressure()
+    pressure.join(InvocationId("new"), 9.0, 1.0, 0.0)
+    for load_s in (0.01, 10.0):
+        pressure.goes_on(load_s, 0.0, is_paced=True)
+    assert pressure.paced_in_vain(0.0) == pytest.approx(2 / (2 + FIRST_PACED))
+
+
+@pytest.mark.parametrize(("kind", "in_vain"), [(Kind.PACED_REST, 1.0), (Kind.OTHER, 0.0)])
+def test_a_stream_that_falls_behind_its_target_pace_has_rested_in_vain(
+    kind: Kind, in_vain: float
+) -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("rests"), 1.0, 1.0, 0.0, kind)
+    pressure.pass_to(2.0)
+    assert pressure.paced_in_vain(2.0) == pytest.approx(in_vain / (1 + FIRST_PACED))
+    assert pressure.in_vain(2.0, 1) == 0.0
 
 
 def test_a_newcomer_that_is_late_makes_no_rest_vain() -> None:
     pressure = Pressure()
     pressure.join(InvocationId("late"), 1.0, 1.0, 0.0)
     pressure.pass_to(2.0)
-    pressure.goes_on(3.0, 2.0)
+    pressure.goes_on(3.0, 2.0, is_paced=True)
     assert pressure.newcomers == 0
-    assert pressure.in_vain(1) == 0.0
+    assert pressure.in_vain(2.0, 1) == pressure.paced_in_vain(2.0) == 0.0
 
 
 def test_without_rests_those_in_vain_are_forgotten() -> None:
     """Otherwise no stream would rest again once the overload is over."""
     pressure = Pressure()
     pressure.join(InvocationId("new"), 1e3, 1.0, 0.0)
-    pressure.goes_on(50.0, 0.0)
-    assert pressure.in_vain(1) > 0.9
-    pressure.begins(1.0, 5 * MEMORY_S)
-    assert pressure.in_vain(1) < 0.3
+    for _ in range(50):
+        pressure.goes_on(1.0, 0.0, is_paced=True)
+    assert pressure.in_vain(0.0, 1) > 0.9
+    assert pressure.paced_in_vain(0.0) > 0.9
+    assert pressure.in_vain(5 * MEMORY_S, 1) < 0.3
+    assert pressure.paced_in_vain(5 * PACED_MEMORY_S) < 0.3
 
 
 @given(CALLS, st.sets(st.integers(0, 29)), st.floats(0.0, 100.0))

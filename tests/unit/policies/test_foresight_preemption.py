@@ -51,8 +51,9 @@ def gives_way(
     rest_s: float = 0.0,
     missed: float = 0.0,
     in_vain: float = 0.0,
+    paced_in_vain: float = 0.0,
 ) -> list[str]:
-    load = QueueLoad(ahead_s, rest_s, missed, in_vain)
+    load = QueueLoad(ahead_s, rest_s, missed, in_vain, paced_in_vain)
     found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, load)
     return [id for id, _ in found]
 
@@ -252,15 +253,13 @@ def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
     assert bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued)) == is_paused
 
 
-def how_many_give_way(tpot_s: float, missed: float = 0.0, in_vain: float = 0.0) -> tuple[int, int]:
+def how_many_give_way(tpot_s: float, **load: float) -> tuple[int, int]:
     """Of one stream with that target pace: to a single call that cannot wait, and in a crowd."""
     replica = a_full_replica(replace(LONG, tpot_target_s=tpot_s), tokens=20)
     queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
-    to_one = gives_way(replica, queued, missed=missed, in_vain=in_vain)
+    to_one = gives_way(replica, queued, **load)
     crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
-    in_a_crowd = gives_way(
-        replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, missed=missed, in_vain=in_vain
-    )
+    in_a_crowd = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, **load)
     return len(to_one), len(in_a_crowd)
 
 
@@ -287,6 +286,15 @@ def test_where_rests_are_in_vain_streams_go_on(
     to_one, in_a_crowd = how_many_give_way(tpot_s, in_vain=in_vain)
     assert to_one == yields
     assert in_a_crowd == rests
+
+
+@pytest.mark.parametrize(
+    ("tpot_s", "in_vain", "yields"), [(0.04, 0.7, 1), (0.04, 0.9, 0), (inf, 0.9, 1)]
+)
+def test_where_rests_of_streams_with_a_target_pace_are_in_vain_these_go_on(
+    tpot_s: float, in_vain: float, yields: int
+) -> None:
+    assert how_many_give_way(tpot_s, paced_in_vain=in_vain) == (yields, yields)
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

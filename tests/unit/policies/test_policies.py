@@ -349,11 +349,14 @@ def test_prompts_are_known_so_streams_go_by_their_exact_work_where_little_is_dec
     assert a_place(5.0, 1.25, share=0.0) < a_place(5.0, 1.2501, share=0.0)
 
 
-def a_rest(behind_s: float, tpot_s: float = inf, in_time: bool = True) -> Rank:
+def a_rest(
+    behind_s: float, tpot_s: float = inf, in_time: bool = True, in_vain: float = 0.0
+) -> Rank:
     """Of a stream that has begun, at 10 s, by how much it is behind its pace."""
     rest = an_invocation(deadline_s=11.0 - behind_s)
     rest = replace(rest, generated=10, tpot_target_s=tpot_s, begun_in_time=in_time)
-    return ForesightOrdering().rank(rest, Work(1.0, 1.0, 0.01, ahead_s=100.0), 10.0)
+    work = Work(1.0, 1.0, 0.01, ahead_s=100.0, in_vain=in_vain)
+    return ForesightOrdering().rank(rest, work, 10.0)
 
 
 def test_a_stream_that_began_in_time_is_never_hopeless() -> None:
@@ -375,6 +378,16 @@ def test_a_stream_that_began_in_time_is_never_hopeless() -> None:
 def test_other_calls_are_hopeless_then(tpot_s: float, in_time: bool) -> None:
     rank = a_rest(3.0, tpot_s, in_time)
     assert (rank.value, rank.key) > a_place(0.1, 0.1)
+
+
+@pytest.mark.parametrize(("in_vain", "is_first"), [(0.7, False), (0.9, True)])
+def test_where_rests_are_in_vain_a_rest_with_a_target_pace_ranks_like_a_new_stream(
+    in_vain: float, *, is_first: bool
+) -> None:
+    """Otherwise nearly all newcomers would go before it, and it would fall behind."""
+    rest = a_rest(-1.0, 0.01, in_vain=in_vain)
+    assert ((rest.value, rest.key) < a_place(5.0, 1.5)) == is_first
+    assert (rest.value, rest.key) > a_place(5.0, 0.9)
 
 
 def test_a_stream_that_would_begin_just_in_time_follows_those_with_more_slack() -> None:

@@ -50,10 +50,11 @@ class Rests:
         self._in_vain = self._in_vain * kept + amount * in_vain
         self._seen_at_s = max(now_s, self._seen_at_s)
 
-    def in_vain(self, now_s: float, first: float) -> float:
-        """Recent share in vain, in [0, 1), as if an amount of `first` had been worth its cost."""
+    def in_vain(self, now_s: float, first: float, more: float = 0.0) -> float:
+        """Recent share in vain, in [0, 1), as if an amount of `first` had been worth its cost, and
+        `more` in vain."""
         kept = self._kept(now_s)
-        return self._in_vain * kept / (self._ended * kept + first)
+        return (self._in_vain * kept + more) / (self._ended * kept + more + first)
 
     def _kept(self, now_s: float) -> float:
         return exp(min(0.0, self._seen_at_s - now_s) / self.memory_s)
@@ -64,13 +65,14 @@ class Pressure:
     """Loads in replica-seconds.
 
     A call counts from joining the queue until it starts, leaves, or can no longer be in time.
-    `newcomers`: how many of these calls have no tokens yet. `pace`: work that a replica does per
-    second while calls are queued. If it is not 1, estimates are wrong, and what is queued takes
-    less time or more.
+    `newcomers`: how many of these calls have no tokens yet; `resting`: how many are streams that
+    rest and whose pace is an SLO. `pace`: work that a replica does per second while calls are
+    queued. If it is not 1, estimates are wrong, and what is queued takes less time or more.
     """
 
     waiting_s: float = 0.0
     newcomers: int = 0
+    resting: int = 0
     _begun_s: float = 0.0
     _missed_s: float = 0.0
     _rests: Rests = field(default_factory=lambda: Rests(MEMORY_S))
@@ -98,6 +100,7 @@ class Pressure:
         self._arrived_at_s = now_s
         self._loads_s[id] = latest_s, load_s, kind
         self.newcomers += kind is Kind.NEW
+        self.resting += kind is Kind.PACED_REST
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
 
@@ -115,6 +118,7 @@ class Pressure:
             return False
         self.waiting_s = self.waiting_s - known[1] if self._loads_s else 0.0
         self.newcomers -= known[2] is Kind.NEW
+        self.resting -= known[2] is Kind.PACED_REST
         return True
 
     def begins(self, load_s: float, now_s: float) -> None:
@@ -192,8 +196,11 @@ class Pressure:
         return self._rests.in_vain(now_s, FIRST_RESTS_S * replicas)
 
     def paced_in_vain(self, now_s: float) -> float:
-        """The same share, by number, of streams whose pace is an SLO; or they fell behind it."""
-        return self._paced_rests.in_vain(now_s, FIRST_PACED)
+        """The same share, by number, of streams whose pace is an SLO; or they fell behind it.
+
+        That is known late, so rests that have not ended count as in vain.
+        """
+        return self._paced_rests.in_vain(now_s, FIRST_PACED, self.resting)
 
     def _arriving_at(self, now_s: float) -> float:
         """Recent replica-seconds of work per second that joined the queue."""

@@ -49,6 +49,18 @@ def test_rests_of_streams_with_a_target_pace_count_by_number() -> None:
     assert pressure.paced_in_vain(0.0) == pytest.approx(2 / (2 + FIRST_PACED))
 
 
+def test_rests_count_as_in_vain_until_they_have_ended() -> None:
+    pressure = Pressure()
+    calls = [InvocationId(f"{n}") for n in range(40)]
+    for call in calls:
+        pressure.join(call, 9.0, 1.0, 0.0, Kind.PACED_REST)
+    assert pressure.paced_in_vain(0.0) == pytest.approx(40 / (40 + FIRST_PACED))
+    for call in calls:
+        pressure.leave(call)
+        pressure.goes_on(1.0, 0.0, is_paced=True)
+    assert pressure.resting == pressure.paced_in_vain(0.0) == 0.0
+
+
 @pytest.mark.parametrize(("kind", "in_vain"), [(Kind.PACED_REST, 1.0), (Kind.OTHER, 0.0)])
 def test_a_stream_that_falls_behind_its_target_pace_has_rested_in_vain(
     kind: Kind, in_vain: float

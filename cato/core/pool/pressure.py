@@ -30,34 +30,39 @@ LATE_SHARE, LATE_BURST_S = 0.05, 20.0
 
 
 class Kind(Enum):
-    """A queued call: one without tokens, or a stream that rests and whose pace is an SLO."""
+    """Of a queued call: without tokens, a stream that rests and whose pace is an SLO, another."""
 
     NEW, PACED_REST, OTHER = range(3)
 
 
 @dataclass(slots=True)
-class Rests:
-    """Rests that ended, and those of them in vain, in averages over `memory_s`."""
+class Tally:
+    """What was gained and what was lost, in averages over `memory_s`."""
 
     memory_s: float
-    _ended: float = 0.0
-    _in_vain: float = 0.0
+    gained: float = 0.0
+    lost: float = 0.0
     _seen_at_s: float = 0.0
 
-    def end(self, amount: float, now_s: float, *, in_vain: bool) -> None:
-        kept = self._kept(now_s)
-        self._ended = self._ended * kept + amount
-        self._in_vain = self._in_vain * kept + amount * in_vain
-        self._seen_at_s = max(now_s, self._seen_at_s)
+    def add(self, amount: float, now_s: float, *, is_lost: bool) -> None:
+        self.see(now_s)
+        if is_lost:
+            self.lost += amount
+        else:
+            self.gained += amount
 
-    def in_vain(self, now_s: float, first: float, more: float = 0.0) -> float:
-        """Recent share in vain, in [0, 1), as if an amount of `first` had been worth its cost, and
-        `more` in vain."""
-        kept = self._kept(now_s)
-        return (self._in_vain * kept + more) / (self._ended * kept + more + first)
+    def see(self, now_s: float) -> None:
+        """Time has passed."""
+        if now_s > self._seen_at_s:
+            kept = exp((self._seen_at_s - now_s) / self.memory_s)
+            self.gained *= kept
+            self.lost *= kept
+            self._seen_at_s = now_s
 
-    def _kept(self, now_s: float) -> float:
-        return exp(min(0.0, self._seen_at_s - now_s) / self.memory_s)
+    def share_lost(self, gained: float = 0.0, lost: float = 0.0) -> float:
+        """In [0, 1], as if so much more had been gained and lost."""
+        lost += self.lost
+        return lost / (self.gained + gained + lost) if lost else 0.0
 
 
 @dataclass(slots=True)
@@ -73,11 +78,9 @@ class Pressure:
     waiting_s: float = 0.0
     newcomers: int = 0
     resting: int = 0
-    _begun_s: float = 0.0
-    _missed_s: float = 0.0
-    _rests: Rests = field(default_factory=lambda: Rests(MEMORY_S))
-    _paced_rests: Rests = field(default_factory=lambda: Rests(PACED_MEMORY_S))
-    _seen_at_s: float = 0.0
+    _work: Tally = field(default_factory=lambda: Tally(MEMORY_S))
+    _rests: Tally = field(default_factory=lambda: Tally(MEMORY_S))
+    _paced_rests: Tally = field(default_factory=lambda: Tally(PACED_MEMORY_S))
     pace: float = 1.0
     _done_s: float = 0.0
     _spent_s: float = 0.0
@@ -123,18 +126,17 @@ class Pressure:
 
     def begins(self, load_s: float, now_s: float) -> None:
         """A load that can be in time starts."""
-        self._see(now_s)
-        self._begun_s += load_s
+        self._work.add(load_s, now_s, is_lost=False)
 
     def goes_on(self, load_s: float, now_s: float, *, is_paced: bool) -> None:
         """A stream with this load to come goes on after a rest; in vain if newcomers wait.
 
-        `is_paced`: its pace is an SLO.
+        `is_paced`: its pace is an SLO, and it can still keep it.
         """
         in_vain = self.newcomers > 0
-        self._rests.end(load_s, now_s, in_vain=in_vain)
+        self._rests.add(load_s, now_s, is_lost=in_vain)
         if is_paced:
-            self._paced_rests.end(1.0, now_s, in_vain=in_vain)
+            self._paced_rests.add(1.0, now_s, is_lost=in_vain)
 
     def pass_to(self, now_s: float) -> None:
         """Calls that can no longer be in time stop counting."""
@@ -144,10 +146,9 @@ class Pressure:
             known = self._loads_s.get(id)
             if known is not None and known[0] == latest_s:
                 self.leave(id)
-                self._see(now_s)
-                self._missed_s += known[1]
+                self._work.add(known[1], now_s, is_lost=True)
                 if known[2] is Kind.PACED_REST:
-                    self._paced_rests.end(1.0, now_s, in_vain=True)
+                    self._paced_rests.add(1.0, now_s, is_lost=True)
 
     def ended(self, load_s: float, now_s: float, replicas: int) -> None:
         """A call of this load ended while others were queued."""
@@ -178,40 +179,31 @@ class Pressure:
 
     def in_time(self, now_s: float, replicas: int) -> float:
         """Recent share of the time of `replicas` that was used by work started in time."""
-        if not self._begun_s:
-            return 0.0
-        self._see(now_s)
-        return self._begun_s / (MEMORY_S * max(1, replicas))
+        self._work.see(now_s)
+        return self._work.gained / (MEMORY_S * max(1, replicas))
 
     @property
     def missed(self) -> float:
         """Recent share of late work, of all work that started or became late, in [0, 1]."""
-        if not self._missed_s:
-            return 0.0
-        return self._missed_s / (self._missed_s + self._begun_s)
+        return self._work.share_lost()
 
     def in_vain(self, now_s: float, replicas: int) -> float:
         """Recent share, by work, of rests that ended while newcomers waited, in [0, 1): such a rest
         made room for one call and took it from another."""
-        return self._rests.in_vain(now_s, FIRST_RESTS_S * replicas)
+        self._rests.see(now_s)
+        return self._rests.share_lost(gained=FIRST_RESTS_S * replicas)
 
     def paced_in_vain(self, now_s: float) -> float:
         """The same share, by number, of streams whose pace is an SLO; or they fell behind it.
 
         That is known late, so rests that have not ended count as in vain.
         """
-        return self._paced_rests.in_vain(now_s, FIRST_PACED, self.resting)
+        self._paced_rests.see(now_s)
+        return self._paced_rests.share_lost(gained=FIRST_PACED, lost=self.resting)
 
     def _arriving_at(self, now_s: float) -> float:
         """Recent replica-seconds of work per second that joined the queue."""
         return self._arriving * exp((self._arrived_at_s - now_s) / RECENT_S)
-
-    def _see(self, now_s: float) -> None:
-        if now_s > self._seen_at_s:
-            kept = exp((self._seen_at_s - now_s) / MEMORY_S)
-            self._begun_s *= kept
-            self._missed_s *= kept
-            self._seen_at_s = now_s
 
 
 @dataclass(slots=True)

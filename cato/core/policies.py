@@ -30,7 +30,7 @@ class Work:
     `token_s`: per token beyond the expected ones. About its queue: `ahead_s` until all calls that
     can still be in time have started, and the share of work `missed` lately. `load_s`: its
     replica-seconds when all batch slots are busy, `decoding_s` of them for decoding. `in_vain`: see
-    `paced_in_vain` of `QueueLoad`; 0 but for such a stream.
+    `QueueLoad`; 0 but for a stream that rests and whose pace is an SLO.
     """
 
     remaining_s: float
@@ -59,18 +59,19 @@ class AdmissionPolicy(Protocol):
 
 @record
 class QueueLoad:
-    """In `ahead_s` all queued calls that can be in time are expected to have started; in `rest_s`
-    those that have tokens already, too, to have ended: a call that yields now rests that long at
-    most. `missed` is the share of work missed lately, `in_vain` that of rests which ended while
-    newcomers waited; `paced_in_vain` that of rests of streams whose pace is an SLO, which also are
-    in vain if the stream falls behind.
+    """In `ahead_s` all queued calls that can be in time are expected to have started, but for
+    streams that rest and whose pace is no SLO; in `rest_s` all that have tokens already, too, to
+    have ended: a call that yields now rests that long at most, if no others come. For `crowded_s`
+    calls that can be in time have been queued without a break. `missed` is the share of work missed
+    lately, `in_vain` that of rests of streams whose pace is an SLO that ended while newcomers
+    waited, or too late to keep the pace.
     """
 
     ahead_s: float = 0.0
     rest_s: float = 0.0
+    crowded_s: float = 0.0
     missed: float = 0.0
     in_vain: float = 0.0
-    paced_in_vain: float = 0.0
 
 
 NO_LOAD = QueueLoad()

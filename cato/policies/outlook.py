@@ -24,8 +24,6 @@ PRICE = 3.0
 LEAST_DIFFERENCE = 0.1
 # A call is hopeless if its chance to be in time alone is smaller than this.
 UNLIKELY = 0.3
-# Rests of streams with a target pace do not pay if more than this share of them was in vain lately.
-PACED_VAIN = 0.8
 _LEAST_STEP_S = 1e-9
 
 

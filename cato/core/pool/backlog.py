@@ -60,6 +60,12 @@ def is_paced_rest(invocation: Invocation) -> bool:
     return invocation.begun_in_time and invocation.tpot_target_s < inf
 
 
+def _kind_of(invocation: Invocation) -> Kind:
+    if invocation.begun_in_time:
+        return Kind.PACED_REST if is_paced_rest(invocation) else Kind.REST
+    return Kind.OTHER if invocation.generated else Kind.NEW
+
+
 class Backlog:
     """All queued calls of a pool, in its own queue or in those of its replicas.
 
@@ -96,9 +102,7 @@ class Backlog:
         if invocation.deadline_s < inf and self._accepting:
             latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
             now_s = self._replicas.clock.now_s
-            kind = Kind.OTHER if invocation.generated else Kind.NEW
-            if is_paced_rest(invocation):
-                kind = Kind.PACED_REST
+            kind = _kind_of(invocation)
             self.pressure.join(invocation.id, latest_s, waiting.load_s, now_s, kind)
         if self.policies.by_turns and not waiting.has_turn:
             self.parked.add(waiting)
@@ -238,7 +242,7 @@ class Backlog:
             ahead_s = self.ahead_s(now_s)
             remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
             missed, load_s, decoding_s = self.pressure.missed, waiting.load_s, waiting.decoding_s
-            vain = self.pressure.paced_in_vain(now_s) if is_paced_rest(waiting.invocation) else 0.0
+            vain = self.pressure.in_vain(now_s) if is_paced_rest(waiting.invocation) else 0.0
             work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s, decoding_s, vain)
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
@@ -250,10 +254,12 @@ class Backlog:
     def queue_load(self, now_s: float) -> QueueLoad:
         load_s = sum(w.load_s for w in self._begun.values())
         pressure, replicas = self.pressure, max(1, len(self._accepting))
-        ahead_s = self.ahead_s(now_s)
+        pressure.pass_to(now_s)
+        # New calls go before streams that rest.
+        ahead_s = pressure.ahead_s(now_s, replicas, less_s=pressure.resting_s)
         rest_s = ahead_s + pressure.needs_s(load_s, replicas)
-        in_vain, paced = pressure.in_vain(now_s, replicas), pressure.paced_in_vain(now_s)
-        return QueueLoad(ahead_s, rest_s, pressure.missed, in_vain, paced)
+        crowded_s, in_vain = pressure.crowded_s(now_s), pressure.in_vain(now_s)
+        return QueueLoad(ahead_s, rest_s, crowded_s, pressure.missed, in_vain)
 
     def work_of(self, waiting: Waiting) -> Work:
         """Work of a call on the fastest profile."""

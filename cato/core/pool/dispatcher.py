@@ -298,9 +298,8 @@ class Dispatcher:
             if in_time:
                 self._pressure.begins(waiting.load_s, now_s)
             backlog.remove(waiting)
-            if invocation.begun_in_time:
-                is_paced = in_time and is_paced_rest(invocation)
-                self._pressure.goes_on(waiting.load_s, now_s, is_paced=is_paced)
+            if in_time and is_paced_rest(invocation):
+                self._pressure.goes_on(now_s)
             self._refusal.dispatched(waiting, bool(backlog.waiting), now_s)
         else:  # it was never queued
             if not is_late and invocation.deadline_s < inf:

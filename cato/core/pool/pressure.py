@@ -20,19 +20,17 @@ RECENT_S, TREND_S = 0.1, 0.25
 # Work done is averaged over so many replica-seconds, from `FIRST_PACE_S` of them on.
 PACE_MEMORY_S, FIRST_PACE_S = 10.0, 0.5
 LEAST_PACE, MOST_PACE = 0.5, 4.0
-# Rests count as worth their cost until streams with this much work per replica have gone on lately,
-# or, of those with a target pace, so many.
-FIRST_RESTS_S, FIRST_PACED = 1.0, 4.0
-# Those are rare, and one in vain costs a stream that began in time.
-PACED_MEMORY_S = 60.0
+# Rests of streams whose pace is an SLO count as worth their cost until so many have ended lately.
+# They are rare, and one in vain costs a stream that began in time.
+FIRST_RESTS, RESTS_MEMORY_S = 4.0, 60.0
 # Late turns of sessions get this share of all replicas' time, up to so many seconds at once.
 LATE_SHARE, LATE_BURST_S = 0.05, 20.0
 
 
 class Kind(Enum):
-    """Of a queued call: without tokens, a stream that rests and whose pace is an SLO, another."""
+    """Of a queued call: without tokens, a stream that rests, one whose pace is an SLO, another."""
 
-    NEW, PACED_REST, OTHER = range(3)
+    NEW, REST, PACED_REST, OTHER = range(4)
 
 
 @dataclass(slots=True)
@@ -71,22 +69,24 @@ class Pressure:
 
     A call counts from joining the queue until it starts, leaves, or can no longer be in time.
     `newcomers`: how many of these calls have no tokens yet; `resting`: how many are streams that
-    rest and whose pace is an SLO. `pace`: work that a replica does per second while calls are
-    queued. If it is not 1, estimates are wrong, and what is queued takes less time or more.
+    rest and whose pace is an SLO; `resting_s`: the load of the other streams that rest. `pace`:
+    work that a replica does per second while calls are queued. If it is not 1, estimates are wrong,
+    and what is queued takes less time or more.
     """
 
     waiting_s: float = 0.0
     newcomers: int = 0
     resting: int = 0
+    resting_s: float = 0.0
     _work: Tally = field(default_factory=lambda: Tally(MEMORY_S))
-    _rests: Tally = field(default_factory=lambda: Tally(MEMORY_S))
-    _paced_rests: Tally = field(default_factory=lambda: Tally(PACED_MEMORY_S))
+    _rests: Tally = field(default_factory=lambda: Tally(RESTS_MEMORY_S))
     pace: float = 1.0
     _done_s: float = 0.0
     _spent_s: float = 0.0
     _ended_at_s: float | None = None
     _arriving: float = 0.0
     _arrived_at_s: float = 0.0
+    _crowded_from_s: float = 0.0
     _loads_s: dict[InvocationId, tuple[float, float, Kind]] = field(default_factory=dict)
     _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
 
@@ -101,9 +101,12 @@ class Pressure:
         """A call joined that must start by `latest_s`."""
         self._arriving = self._arriving_at(now_s) + load_s / RECENT_S
         self._arrived_at_s = now_s
+        if not self._loads_s:
+            self._crowded_from_s = now_s
         self._loads_s[id] = latest_s, load_s, kind
         self.newcomers += kind is Kind.NEW
         self.resting += kind is Kind.PACED_REST
+        self.resting_s += load_s if kind is Kind.REST else 0.0
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
 
@@ -112,6 +115,7 @@ class Pressure:
         known = self._loads_s.get(id)
         if known is not None:
             self.waiting_s += load_s - known[1]
+            self.resting_s += load_s - known[1] if known[2] is Kind.REST else 0.0
             self._loads_s[id] = known[0], load_s, known[2]
 
     def leave(self, id: InvocationId) -> bool:
@@ -119,24 +123,21 @@ class Pressure:
         known = self._loads_s.pop(id, None)
         if known is None:
             return False
-        self.waiting_s = self.waiting_s - known[1] if self._loads_s else 0.0
+        self.waiting_s -= known[1]
         self.newcomers -= known[2] is Kind.NEW
         self.resting -= known[2] is Kind.PACED_REST
+        self.resting_s -= known[1] if known[2] is Kind.REST else 0.0
+        if not self._loads_s:  # rounding errors do not add up
+            self.waiting_s = self.resting_s = 0.0
         return True
 
     def begins(self, load_s: float, now_s: float) -> None:
         """A load that can be in time starts."""
         self._work.add(load_s, now_s, is_lost=False)
 
-    def goes_on(self, load_s: float, now_s: float, *, is_paced: bool) -> None:
-        """A stream with this load to come goes on after a rest; in vain if newcomers wait.
-
-        `is_paced`: its pace is an SLO, and it can still keep it.
-        """
-        in_vain = self.newcomers > 0
-        self._rests.add(load_s, now_s, is_lost=in_vain)
-        if is_paced:
-            self._paced_rests.add(1.0, now_s, is_lost=in_vain)
+    def goes_on(self, now_s: float) -> None:
+        """A stream whose pace is an SLO, and that can still keep it, goes on after a rest."""
+        self._rests.add(1.0, now_s, is_lost=self.newcomers > 0)
 
     def pass_to(self, now_s: float) -> None:
         """Calls that can no longer be in time stop counting."""
@@ -148,7 +149,7 @@ class Pressure:
                 self.leave(id)
                 self._work.add(known[1], now_s, is_lost=True)
                 if known[2] is Kind.PACED_REST:
-                    self._paced_rests.add(1.0, now_s, is_lost=True)
+                    self._rests.add(1.0, now_s, is_lost=True)
 
     def ended(self, load_s: float, now_s: float, replicas: int) -> None:
         """A call of this load ended while others were queued."""
@@ -165,13 +166,18 @@ class Pressure:
         """Nothing is queued: the time until a call ends while others are queued does not count."""
         self._ended_at_s = None
 
-    def ahead_s(self, now_s: float, replicas: int) -> float:
-        """Seconds until `replicas` have started all queued calls that can be in time.
+    def ahead_s(self, now_s: float, replicas: int, less_s: float = 0.0) -> float:
+        """Seconds until `replicas` have started all queued calls that can be in time, but for a
+        load of `less_s`.
 
         If more work arrives than they can do, what will be queued soon counts as well.
         """
         more = self._arriving_at(now_s) / (replicas * self.pace) - 1.0
-        return self.needs_s(self.waiting_s, replicas) + TREND_S * max(0.0, more)
+        return self.needs_s(self.waiting_s - less_s, replicas) + TREND_S * max(0.0, more)
+
+    def crowded_s(self, now_s: float) -> float:
+        """For how long calls that can be in time have been queued without a break."""
+        return now_s - self._crowded_from_s if self._loads_s else 0.0
 
     def needs_s(self, load_s: float, replicas: int) -> float:
         """Seconds in which `replicas` do work of that load, at their pace."""
@@ -187,19 +193,14 @@ class Pressure:
         """Recent share of late work, of all work that started or became late, in [0, 1]."""
         return self._work.share_lost()
 
-    def in_vain(self, now_s: float, replicas: int) -> float:
-        """Recent share, by work, of rests that ended while newcomers waited, in [0, 1): such a rest
-        made room for one call and took it from another."""
-        self._rests.see(now_s)
-        return self._rests.share_lost(gained=FIRST_RESTS_S * replicas)
+    def in_vain(self, now_s: float) -> float:
+        """Recent share, by number, of rests in vain of streams whose pace is an SLO, in [0, 1).
 
-    def paced_in_vain(self, now_s: float) -> float:
-        """The same share, by number, of streams whose pace is an SLO; or they fell behind it.
-
-        That is known late, so rests that have not ended count as in vain.
+        In vain: newcomers wait when it ends, so it made room for one call and took it from another;
+        or the stream fell behind its pace. Both are known late, so rests that have not ended count.
         """
-        self._paced_rests.see(now_s)
-        return self._paced_rests.share_lost(gained=FIRST_PACED, lost=self.resting)
+        self._rests.see(now_s)
+        return self._rests.share_lost(gained=FIRST_RESTS, lost=self.resting)
 
     def _arriving_at(self, now_s: float) -> float:
         """Recent replica-seconds of work per second that joined the queue."""

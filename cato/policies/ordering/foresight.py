@@ -9,7 +9,7 @@ from cato.core.decision import Rank
 from cato.core.policies import Work
 from cato.core.snapshot import Invocation
 from cato.policies.ordering.hopeless_last import doubted_s, latest_start_s
-from cato.policies.outlook import PACED_VAIN, UNLIKELY, chance_alone
+from cato.policies.outlook import UNLIKELY, chance_alone
 
 URGENT, PACED, DOUBTFUL, UNBOUND, HOPELESS = range(5)
 # The rank of a call with slack is computed again after this share of it, as the queue may grow.
@@ -40,7 +40,8 @@ class ForesightOrdering:
     calls go last, shortest first. Turns of sessions, which no other replica can take over, gain
     priority as they wait. A stream that began in time, and whose pace is no SLO, is never hopeless:
     `most_behind_s` behind the pace of its reader it goes before all others. One whose pace is an
-    SLO ranks like a new stream while rests are in vain (`paced_vain`): it needs less than most.
+    SLO ranks like a new stream while more than `most_in_vain` of such rests were in vain: it needs
+    less than most.
 
     Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
     loses to bounded SJF in overload.
@@ -54,7 +55,7 @@ class ForesightOrdering:
     deep: float = 0.2
     unlikely: float = UNLIKELY
     alike: float = 1.2
-    paced_vain: float = PACED_VAIN
+    most_in_vain: float = 0.8
     most_behind_s: float = 5.0
     # For sessions: a second of waiting offsets this much additional work.
     aging: float = 0.05
@@ -103,7 +104,7 @@ class ForesightOrdering:
         reason = f"urgent, in time with chance {chance:.2f}, {slack_s:.3f} s of slack"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
         key = work_s / chance
-        if work.in_vain > self.paced_vain:
+        if work.in_vain > self.most_in_vain:
             key = self._key_of(key, 0.0)
         return Rank(URGENT, reason, key, until_s, worsens=True)
 

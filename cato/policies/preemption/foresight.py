@@ -15,7 +15,6 @@ from cato.core.profile import Profile
 from cato.core.snapshot import READING_S, Invocation, ReplicaView, due_at_pace_s
 from cato.policies.admission.foresight import is_aged
 from cato.policies.outlook import (
-    PACED_VAIN,
     Outlook,
     Prospect,
     beside,
@@ -45,15 +44,15 @@ class ForesightPreemption:
     all queued calls that can be in time have started, if the streams still keep their pace. A pace
     that is an SLO must not be put at risk in a long queue (`most_loss`), because calls that arrive
     later delay the stream further. If more than `deep` of the work was missed lately, such a stream
-    goes on: no time is left over in which it could catch up. Streams without such a pace go on if
-    more than `vain` of the rests ended while newcomers waited: in an overload that lasts, a rest
-    makes room for one call and takes it from another. Tokens are kept; the context is processed
-    again, and for a stream with such a pace that takes at most `again` of its share of the work to
-    come. Nor does it yield if more than `paced_vain` of such rests were in vain: where many
+    goes on: no time is left over in which it could catch up. Tokens are kept; the context is
+    processed again, and for a stream with such a pace that takes at most `again` of its share of
+    the work to come, times the square of the share of such rests that were not in vain: where many
     replicas share a queue, a place is free soon, and its rest only takes one from others.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
     arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
-    first could wait for the next slot; none if rests were in vain.
+    first could wait for the next slot. A crowd may last `lasts` times as long again as it has
+    lasted, and a stream whose pace is no SLO rests only if it then still keeps that of a reader: in
+    an overload that lasts, a rest makes room for one call and takes it from another.
     """
 
     least_gain: float = 0.1
@@ -61,11 +60,10 @@ class ForesightPreemption:
     # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
     most_loss: float = 0.02
-    again: float = 0.1
+    again: float = 0.15
     crowded: float = 0.5
+    lasts: float = 2.0
     deep: float = 0.5
-    vain: float = 0.5
-    paced_vain: float = PACED_VAIN
 
     def preempt(
         self,
@@ -121,12 +119,11 @@ class ForesightPreemption:
         """Streams that rest while queued ones begin, one for each that can still be in time."""
         profile, first = replica.profile, waiting[0]
         slack_s = first.deadline_s - first.arrived_at_s - profile.first_token_s(first.prompt_tokens)
-        if not (first.until_first_token and self._rests_pay(load)):
-            return ()
-        if load.ahead_s <= self.crowded * slack_s:
+        if not first.until_first_token or load.ahead_s <= self.crowded * slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
-        losses = self._losses(profile, outlook, now_s, load, inf, is_long=True)
+        lasts_s = self.lasts * load.crowded_s
+        losses = self._losses(profile, outlook, now_s, load, inf, is_long=True, lasts_s=lasts_s)
         begins = sum(i.until_first_token and can_be_met(i, profile, now_s) for i in waiting)
         reason = (
             f"can rest {load.rest_s:.2f} s; the last queued stream begins in {load.ahead_s:.2f} s"
@@ -181,6 +178,7 @@ class ForesightPreemption:
         price: float,
         *,
         is_long: bool,
+        lasts_s: float = 0.0,
     ) -> list[tuple[float, float, int]]:
         """What each running call that may be preempted would lose; of equals those with the most
         tokens to come first. The last value is its place in the outlook. A call whose end decides
@@ -189,7 +187,8 @@ class ForesightPreemption:
 
         It would go on at `back_s`, when the slot is free again, or `load.rest_s` later at the
         latest, after all queued calls that can be in time, and after those that have begun. Those
-        go on one after another, so a stream whose pace is no SLO is expected halfway between. A
+        go on one after another, so a stream whose pace is no SLO is expected halfway between, and
+        `lasts_s` later, as more calls come. A
         call whose end decides its SLO may then have to wait for as long as it still needs: calls
         that arrive meanwhile go first.
         """
@@ -200,9 +199,9 @@ class ForesightPreemption:
         back_s += again_s
         late_s = back_s + load.rest_s
         most_loss = self.most_loss if is_long else 1.0
-        if load.missed > self.deep or load.paced_in_vain > self.paced_vain:
+        if load.missed > self.deep:
             most_loss = NEVER
-        rests_pay = self._rests_pay(load)
+        most_again = self.again * (1.0 - load.in_vain) ** 2
         soon: list[float] = []
         if price < inf:
             urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]
@@ -215,20 +214,15 @@ class ForesightPreemption:
                 loss, left_s = _pace_loss(p, late_s, step_s), p.left_tokens * step_s
                 if p.due_s < inf:
                     costs_s = profile.prefill_s(int(p.context_tokens))
-                    if loss > most_loss or costs_s > self.again * left_s / batch:
+                    if loss > most_loss or costs_s > most_again * left_s / batch:
                         continue
-                elif p.invocation.until_first_token and not rests_pay:
-                    continue
-                goes_on_s = (back_s + late_s) / 2 if p.due_s == inf else late_s
+                goes_on_s = (back_s + late_s) / 2 + lasts_s if p.due_s == inf else late_s
                 if _keeps_pace(p, goes_on_s + left_s):
                     found.append((loss, -p.left_tokens, i))
             elif price < inf:
                 loss = (chance - soon[i]) * _share(p, profile, batch) + price
                 found.append((loss, 0.0, i))
         return found
-
-    def _rests_pay(self, load: QueueLoad) -> bool:
-        return load.in_vain <= self.vain
 
 
 def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:

@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
-    FIRST_PACED,
-    FIRST_RESTS_S,
+    FIRST_RESTS,
     LATE_BURST_S,
     LATE_SHARE,
     LEAST_PACE,
     MEMORY_S,
     MOST_PACE,
-    PACED_MEMORY_S,
     RECENT_S,
+    RESTS_MEMORY_S,
     TREND_S,
     Kind,
     LateShare,
@@ -28,25 +27,15 @@ CALLS = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.01, 5.0)), max_siz
 
 def test_a_rest_is_in_vain_if_newcomers_wait_when_it_ends() -> None:
     pressure, newcomer = Pressure(), InvocationId("new")
-    pressure.join(InvocationId("begun"), 9.0, 1.0, 0.0, Kind.OTHER)
-    pressure.goes_on(3.0, 0.0, is_paced=False)
-    assert pressure.in_vain(0.0, 2) == 0.0, "only streams that rest are queued"
+    pressure.join(InvocationId("begun"), 9.0, 1.0, 0.0, Kind.REST)
+    pressure.goes_on(0.0)
+    assert pressure.in_vain(0.0) == 0.0, "only streams that rest are queued"
     pressure.join(newcomer, 9.0, 1.0, 0.0)
-    pressure.goes_on(3.0, 0.0, is_paced=False)
-    assert pressure.in_vain(0.0, 2) == pytest.approx(3.0 / (6.0 + 2 * FIRST_RESTS_S))
+    pressure.goes_on(0.0)
+    assert pressure.in_vain(0.0) == pytest.approx(1 / (2 + FIRST_RESTS))
     pressure.leave(newcomer)
-    pressure.goes_on(6.0, 0.0, is_paced=False)
-    assert pressure.in_vain(0.0, 2) == pytest.approx(3.0 / (12.0 + 2 * FIRST_RESTS_S))
-    assert pressure.paced_in_vain(0.0) == 0.0
-
-
-def test_rests_of_streams_with_a_target_pace_count_by_number() -> None:
-    """What is left of one may be short: a rest in vain costs it as a whole all the same."""
-    pressure = Pressure()
-    pressure.join(InvocationId("new"), 9.0, 1.0, 0.0)
-    for load_s in (0.01, 10.0):
-        pressure.goes_on(load_s, 0.0, is_paced=True)
-    assert pressure.paced_in_vain(0.0) == pytest.approx(2 / (2 + FIRST_PACED))
+    pressure.goes_on(0.0)
+    assert pressure.in_vain(0.0) == pytest.approx(1 / (3 + FIRST_RESTS))
 
 
 def test_rests_count_as_in_vain_until_they_have_ended() -> None:
@@ -54,31 +43,32 @@ def test_rests_count_as_in_vain_until_they_have_ended() -> None:
     calls = [InvocationId(f"{n}") for n in range(40)]
     for call in calls:
         pressure.join(call, 9.0, 1.0, 0.0, Kind.PACED_REST)
-    assert pressure.paced_in_vain(0.0) == pytest.approx(40 / (40 + FIRST_PACED))
+    assert pressure.in_vain(0.0) == pytest.approx(40 / (40 + FIRST_RESTS))
     for call in calls:
         pressure.leave(call)
-        pressure.goes_on(1.0, 0.0, is_paced=True)
-    assert pressure.resting == pressure.paced_in_vain(0.0) == 0.0
+        pressure.goes_on(0.0)
+    assert pressure.resting == pressure.in_vain(0.0) == 0.0
 
 
-@pytest.mark.parametrize(("kind", "in_vain"), [(Kind.PACED_REST, 1.0), (Kind.OTHER, 0.0)])
+@pytest.mark.parametrize(
+    ("kind", "in_vain"), [(Kind.PACED_REST, 1.0), (Kind.REST, 0.0), (Kind.OTHER, 0.0)]
+)
 def test_a_stream_that_falls_behind_its_target_pace_has_rested_in_vain(
     kind: Kind, in_vain: float
 ) -> None:
     pressure = Pressure()
     pressure.join(InvocationId("rests"), 1.0, 1.0, 0.0, kind)
     pressure.pass_to(2.0)
-    assert pressure.paced_in_vain(2.0) == pytest.approx(in_vain / (1 + FIRST_PACED))
-    assert pressure.in_vain(2.0, 1) == 0.0
+    assert pressure.in_vain(2.0) == pytest.approx(in_vain / (1 + FIRST_RESTS))
 
 
 def test_a_newcomer_that_is_late_makes_no_rest_vain() -> None:
     pressure = Pressure()
     pressure.join(InvocationId("late"), 1.0, 1.0, 0.0)
     pressure.pass_to(2.0)
-    pressure.goes_on(3.0, 2.0, is_paced=True)
+    pressure.goes_on(2.0)
     assert pressure.newcomers == 0
-    assert pressure.in_vain(2.0, 1) == pressure.paced_in_vain(2.0) == 0.0
+    assert pressure.in_vain(2.0) == 0.0
 
 
 def test_without_rests_those_in_vain_are_forgotten() -> None:
@@ -86,11 +76,41 @@ def test_without_rests_those_in_vain_are_forgotten() -> None:
     pressure = Pressure()
     pressure.join(InvocationId("new"), 1e3, 1.0, 0.0)
     for _ in range(50):
-        pressure.goes_on(1.0, 0.0, is_paced=True)
-    assert pressure.in_vain(0.0, 1) > 0.9
-    assert pressure.paced_in_vain(0.0) > 0.9
-    assert pressure.in_vain(5 * MEMORY_S, 1) < 0.3
-    assert pressure.paced_in_vain(5 * PACED_MEMORY_S) < 0.3
+        pressure.goes_on(0.0)
+    assert pressure.in_vain(0.0) > 0.9
+    assert pressure.in_vain(5 * RESTS_MEMORY_S) < 0.3
+
+
+def test_a_crowd_lasts_while_calls_that_can_be_in_time_are_queued() -> None:
+    pressure, first, second = Pressure(), InvocationId("first"), InvocationId("second")
+    assert pressure.crowded_s(3.0) == 0.0
+    pressure.join(first, 9.0, 1.0, 3.0)
+    pressure.join(second, 6.0, 1.0, 4.0, Kind.REST)
+    pressure.leave(first)
+    assert pressure.crowded_s(5.0) == 2.0, "streams that rest belong to it"
+    pressure.pass_to(7.0)
+    assert pressure.crowded_s(7.0) == 0.0, "what is late does not"
+    pressure.join(first, 9.0, 1.0, 8.0)
+    assert pressure.crowded_s(8.5) == 0.5
+
+
+@given(st.lists(st.tuples(st.sampled_from(Kind), st.floats(0.01, 5.0)), max_size=20))
+def test_streams_that_rest_may_be_left_out_of_what_is_ahead(
+    calls: list[tuple[Kind, float]],
+) -> None:
+    """Those whose pace is no SLO follow new calls."""
+    pressure, long_after_s = Pressure(), 100 * RECENT_S
+    for i, (kind, load_s) in enumerate(calls):
+        pressure.join(InvocationId(f"{i}"), 1e9, load_s, 0.0, kind)
+    others_s = sum(load_s for kind, load_s in calls if kind is not Kind.REST)
+    ahead_s = pressure.ahead_s(long_after_s, 2, less_s=pressure.resting_s)
+    assert ahead_s == pytest.approx(others_s / 2)
+    for i in range(len(calls)):
+        pressure.changed(InvocationId(f"{i}"), 1.0)
+    assert pressure.resting_s == pytest.approx(sum(kind is Kind.REST for kind, _ in calls))
+    for i in range(len(calls)):
+        pressure.leave(InvocationId(f"{i}"))
+    assert pressure.resting_s == pressure.waiting_s == 0.0
 
 
 @given(CALLS, st.sets(st.integers(0, 29)), st.floats(0.0, 100.0))

@@ -49,11 +49,11 @@ def gives_way(
     place_s: float = PLACE_S,
     ahead_s: float = 0.0,
     rest_s: float = 0.0,
+    crowded_s: float = 0.0,
     missed: float = 0.0,
     in_vain: float = 0.0,
-    paced_in_vain: float = 0.0,
 ) -> list[str]:
-    load = QueueLoad(ahead_s, rest_s, missed, in_vain, paced_in_vain)
+    load = QueueLoad(ahead_s, rest_s, crowded_s, missed, in_vain)
     found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, load)
     return [id for id, _ in found]
 
@@ -276,25 +276,25 @@ def test_a_pace_that_is_an_slo_goes_on_where_most_of_the_work_is_missed(
 
 
 @pytest.mark.parametrize(
-    ("tpot_s", "in_vain", "yields", "rests"),
-    [(inf, 0.4, 1, 1), (inf, 0.6, 0, 0), (0.04, 0.4, 1, 1), (0.04, 0.6, 1, 0)],
+    ("tpot_s", "crowded_s", "rests"),
+    [(inf, 1.0, 1), (inf, 60.0, 0), (0.04, 60.0, 1)],
 )
-def test_where_rests_are_in_vain_streams_go_on(
-    tpot_s: float, in_vain: float, yields: int, rests: int
+def test_streams_do_not_rest_in_a_crowd_that_has_lasted(
+    tpot_s: float, crowded_s: float, rests: int
 ) -> None:
-    """With a target pace a stream still yields to a single call that gains more."""
-    to_one, in_a_crowd = how_many_give_way(tpot_s, in_vain=in_vain)
-    assert to_one == yields
-    assert in_a_crowd == rests
+    """It may last so long again that a reader would wait; a stream still yields to a single call.
+    Whether rests of those with a target pace pay is measured."""
+    assert how_many_give_way(tpot_s, crowded_s=crowded_s) == (1, rests)
 
 
 @pytest.mark.parametrize(
-    ("tpot_s", "in_vain", "yields"), [(0.04, 0.7, 1), (0.04, 0.9, 0), (inf, 0.9, 1)]
+    ("tpot_s", "in_vain", "yields"), [(0.04, 0.2, 1), (0.04, 0.7, 0), (inf, 0.7, 1)]
 )
 def test_where_rests_of_streams_with_a_target_pace_are_in_vain_these_go_on(
     tpot_s: float, in_vain: float, yields: int
 ) -> None:
-    assert how_many_give_way(tpot_s, paced_in_vain=in_vain) == (yields, yields)
+    """The more rests were in vain, the less may the next one cost."""
+    assert how_many_give_way(tpot_s, in_vain=in_vain) == (yields, yields)
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

@@ -46,7 +46,7 @@ class ForesightPreemption:
     later delay the stream further. If more than `deep` of the work was missed lately, such a stream
     goes on: no time is left over in which it could catch up. Tokens are kept; the context is
     processed again, and for a stream with such a pace that takes at most `again` of its share of
-    the work to come, times the square of the share of such rests that were not in vain: where many
+    the work to come, times the cube of the share of such rests that were not in vain: where many
     replicas share a queue, a place is free soon, and its rest only takes one from others.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
     arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
@@ -60,7 +60,7 @@ class ForesightPreemption:
     # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
     most_loss: float = 0.02
-    again: float = 0.15
+    again: float = 0.3
     crowded: float = 0.5
     lasts: float = 2.0
     deep: float = 0.5
@@ -201,7 +201,7 @@ class ForesightPreemption:
         most_loss = self.most_loss if is_long else 1.0
         if load.missed > self.deep:
             most_loss = NEVER
-        most_again = self.again * (1.0 - load.in_vain) ** 2
+        most_again = self.again * (1.0 - load.in_vain) ** 3
         soon: list[float] = []
         if price < inf:
             urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]

@@ -254,9 +254,8 @@ class Backlog:
     def queue_load(self, now_s: float) -> QueueLoad:
         load_s = sum(w.load_s for w in self._begun.values())
         pressure, replicas = self.pressure, max(1, len(self._accepting))
-        pressure.pass_to(now_s)
         # New calls go before streams that rest.
-        ahead_s = pressure.ahead_s(now_s, replicas, less_s=pressure.resting_s)
+        ahead_s = self.ahead_s(now_s) - pressure.needs_s(pressure.resting_s, replicas)
         rest_s = ahead_s + pressure.needs_s(load_s, replicas)
         crowded_s, in_vain = pressure.crowded_s(now_s), pressure.in_vain(now_s)
         return QueueLoad(ahead_s, rest_s, crowded_s, pressure.missed, in_vain)

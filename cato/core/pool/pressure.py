@@ -166,14 +166,13 @@ class Pressure:
         """Nothing is queued: the time until a call ends while others are queued does not count."""
         self._ended_at_s = None
 
-    def ahead_s(self, now_s: float, replicas: int, less_s: float = 0.0) -> float:
-        """Seconds until `replicas` have started all queued calls that can be in time, but for a
-        load of `less_s`.
+    def ahead_s(self, now_s: float, replicas: int) -> float:
+        """Seconds until `replicas` have started all queued calls that can be in time.
 
         If more work arrives than they can do, what will be queued soon counts as well.
         """
         more = self._arriving_at(now_s) / (replicas * self.pace) - 1.0
-        return self.needs_s(self.waiting_s - less_s, replicas) + TREND_S * max(0.0, more)
+        return self.needs_s(self.waiting_s, replicas) + TREND_S * max(0.0, more)
 
     def crowded_s(self, now_s: float) -> float:
         """For how long calls that can be in time have been queued without a break."""

@@ -188,9 +188,8 @@ class ForesightPreemption:
         It would go on at `back_s`, when the slot is free again, or `load.rest_s` later at the
         latest, after all queued calls that can be in time, and after those that have begun. Those
         go on one after another, so a stream whose pace is no SLO is expected halfway between, and
-        `lasts_s` later, as more calls come. A
-        call whose end decides its SLO may then have to wait for as long as it still needs: calls
-        that arrive meanwhile go first.
+        `lasts_s` later, as more calls come. A call whose end decides its SLO may then have to wait
+        for as long as it still needs: calls that arrive meanwhile go first.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
         step_s = profile.decode_step_s(batch)

@@ -103,7 +103,7 @@ def test_streams_that_rest_may_be_left_out_of_what_is_ahead(
     for i, (kind, load_s) in enumerate(calls):
         pressure.join(InvocationId(f"{i}"), 1e9, load_s, 0.0, kind)
     others_s = sum(load_s for kind, load_s in calls if kind is not Kind.REST)
-    ahead_s = pressure.ahead_s(long_after_s, 2, less_s=pressure.resting_s)
+    ahead_s = pressure.ahead_s(long_after_s, 2) - pressure.needs_s(pressure.resting_s, 2)
     assert ahead_s == pytest.approx(others_s / 2)
     for i in range(len(calls)):
         pressure.changed(InvocationId(f"{i}"), 1.0)

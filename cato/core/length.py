@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import exp
 from operator import le
 from statistics import NormalDist
 
-# An output longer than every believed length is expected to continue for this share of itself.
-_OVERRUN = 0.2
+# An output longer than every believed length is expected to continue for this share of itself; one
+# of which nothing is known for as long again.
+_OVERRUN, _OVERRUN_OF_UNKNOWN = 0.2, 1.0
 # Minimum deviation of the logarithm of a length, since no estimator is better. Lengths known this
 # well gain 6 to 8 points over class means; exact ones lost 30 (ALGORITHMS.md, section 4).
 LEAST_SPREAD = 0.15
@@ -35,9 +36,11 @@ class LengthBelief:
 
     An estimator gives quantiles at (i + 0.5)/n. They are conditioned on the tokens already
     generated: the length given that it exceeds g (survival; ALGORITHMS.md, section 6, pitfall d).
+    Beyond all of them it is expected to continue for the share `overrun` of itself.
     """
 
     points: tuple[float, ...]
+    overrun: float = _OVERRUN
     _sum_from: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,14 +79,15 @@ class LengthBelief:
         return most > _POINT_SHARE * n
 
     def _smeared(self) -> LengthBelief:
-        return LengthBelief.of(p * factor for p in self.points for factor in _SMEARED)
+        smeared = LengthBelief.of(p * factor for p in self.points for factor in _SMEARED)
+        return replace(smeared, overrun=self.overrun)
 
     def left_mean(self, generated: int) -> float:
         """Expected tokens still to come after `generated` tokens; at least 1."""
         first = bisect_right(self.points, generated)
         n = len(self.points) - first
         if n == 0:
-            return _left_beyond(generated)
+            return self._left_beyond(generated)
         return max(1.0, self._sum_from[first] / n - generated)
 
     def left_quantile(self, q: float, generated: int) -> float:
@@ -91,7 +95,7 @@ class LengthBelief:
         first = bisect_right(self.points, generated)
         n = len(self.points) - first
         if n == 0:
-            return _left_beyond(generated)
+            return self._left_beyond(generated)
         return max(1.0, self.points[first + min(n - 1, int(q * n))] - generated)
 
     def chance_within(self, tokens: float, generated: int) -> float:
@@ -99,13 +103,12 @@ class LengthBelief:
         first = bisect_right(self.points, generated)
         n = len(self.points) - first
         if n == 0:
-            return 1.0 - exp(-tokens / _left_beyond(generated)) if tokens > 0 else 0.0
+            return 1.0 - exp(-tokens / self._left_beyond(generated)) if tokens > 0 else 0.0
         return (bisect_right(self.points, generated + tokens, first) - first) / n
 
-
-def _left_beyond(generated: int) -> float:
-    """Expected tokens still to come of an output that exceeds all believed lengths."""
-    return max(1.0, _OVERRUN * generated)
+    def _left_beyond(self, generated: int) -> float:
+        """Expected tokens still to come of an output that exceeds all believed lengths."""
+        return max(1.0, self.overrun * generated)
 
 
 @lru_cache(maxsize=4096)
@@ -122,5 +125,5 @@ def received(points: tuple[float, ...]) -> LengthBelief:
 
 @lru_cache(maxsize=4096)
 def around(tokens: int) -> LengthBelief:
-    """The belief for a length of which only the expected value is known."""
-    return LengthBelief((float(max(1, tokens)),)).wide
+    """The belief where nothing is known but what is usual: `tokens`."""
+    return LengthBelief((float(max(1, tokens)),), _OVERRUN_OF_UNKNOWN).wide

@@ -23,7 +23,7 @@ def test_a_length_that_is_told_exactly_is_believed_within_a_margin() -> None:
     wide = LengthBelief((200.0,)).wide
     assert wide.mean == pytest.approx(200, rel=0.01)
     assert spread(wide) == pytest.approx(LEAST_SPREAD, rel=0.15)
-    assert wide == around(200)
+    assert wide.points == around(200).points
 
 
 def test_a_belief_that_max_tokens_cuts_is_no_point_at_the_bound() -> None:
@@ -53,3 +53,10 @@ def test_what_has_outgrown_every_belief_still_has_a_chance_that_is_neither_none_
     belief = LengthBelief((100.0,))
     assert 0.3 < belief.chance_within(20, 200) < 0.5
     assert belief.chance_within(0, 200) == 0
+
+
+def test_an_output_of_which_nothing_is_known_goes_on_for_as_long_again() -> None:
+    assert around(64).left_mean(10) == pytest.approx(54, abs=2)
+    assert around(64).left_mean(400) == pytest.approx(400)
+    assert around(64).chance_within(400, 400) == pytest.approx(0.63, abs=0.01)
+    assert LengthBelief((64.0,)).wide.left_mean(400) == pytest.approx(80)

@@ -25,7 +25,9 @@ class ForesightOrdering:
     least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
     belief about its length. Streams whose work differs by less than their decoding may (`alike`
     times) go by arrival: as their lengths are uncertain, it is better to keep those that can wait
-    until a burst is over. Where prompts take nearly all the time, the order is exact.
+    until a burst is over. Where prompts take nearly all the time, the order is exact. New streams
+    whose prompts take most of their work are urgent earlier: once `of_prompts` times the queue
+    exceeds the slack that they came with, the shortest goes first.
 
     Doubtful: a stream that is in time only if its first token comes as soon as predicted
     (`doubted_s`). Such calls follow those that can be met.
@@ -49,6 +51,7 @@ class ForesightOrdering:
 
     margin: float = 1.0
     of_queue: float = 0.7
+    of_prompts: float = 6.0
     overload: float = 0.01
     urgency: float = 20.0
     again: float = 3.0
@@ -78,7 +81,8 @@ class ForesightOrdering:
         elif work.missed > self.overload:
             margin, ahead_s = self.urgency, 0.0
         relaxed_s = deadline_s - (1 + margin) * work.remaining_s - ahead_s - now_s
-        if relaxed_s > 0 and work.missed <= self.deep:
+        is_crowd = self._is_crowd_of_prompts(invocation, work)
+        if relaxed_s > 0 and work.missed <= self.deep and not is_crowd:
             until_s = now_s + max(REVIEW * relaxed_s, LEAST_REVIEW_S)
             key = deadline_s - work.remaining_s
             reason = f"{slack_s:.3f} s of slack"
@@ -107,6 +111,15 @@ class ForesightOrdering:
         if work.in_vain > self.most_in_vain:
             key = self._key_of(key, 0.0)
         return Rank(URGENT, reason, key, until_s, worsens=True)
+
+    def _is_crowd_of_prompts(self, invocation: Invocation, work: Work) -> bool:
+        """Whether a new stream, most of whose work is known, may wait longer than it can."""
+        is_new = invocation.until_first_token and not invocation.generated
+        if not is_new or invocation.session or 2 * work.decoding_s >= work.load_s:
+            return False
+        came_with_s = invocation.deadline_s - invocation.arrived_at_s
+        slack_s = came_with_s - (1 + self.margin) * work.remaining_s
+        return self.of_prompts * work.ahead_s > slack_s
 
     def _rank_of_rest(self, slack_s: float, work_s: float, now_s: float) -> Rank:
         """Of a stream that began in time and has no target pace: its SLO is met if it ends."""

@@ -297,6 +297,29 @@ def test_foresight_goes_by_deadline_while_all_can_be_met(
     assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
 
 
+@pytest.mark.parametrize(
+    ("decoding", "ahead_s", "session", "first"),
+    [
+        pytest.param(0.2, 2.0, "", "shortest", id="a crowd of prompts"),
+        pytest.param(0.2, 0.5, "", "by deadline", id="little is queued"),
+        pytest.param(0.8, 2.0, "", "by deadline", id="decoding is most of the work"),
+        pytest.param(0.2, 2.0, "s", "by deadline", id="turns of a session"),
+    ],
+)
+def test_of_prompts_the_shortest_goes_first_before_anything_is_missed(
+    decoding: float, ahead_s: float, session: str, first: str
+) -> None:
+    def place(deadline_s: float, work_s: float) -> tuple[int, float]:
+        call = an_invocation(deadline_s=deadline_s, until_first_token=True)
+        call = replace(call, session=session)
+        work = Work(work_s, work_s, 0.01, ahead_s, 0.0, work_s, decoding * work_s)
+        rank = ForesightOrdering().rank(call, work, 0.0)
+        return rank.value, rank.key
+
+    by_deadline, shortest = place(10.0, 2.0), place(11.0, 1.0)
+    assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
+
+
 @pytest.mark.parametrize(("missed", "waits"), [(0.05, True), (0.2, True), (0.3, False)])
 def test_short_calls_wait_in_an_overload_unless_it_is_deep(missed: float, waits: bool) -> None:
     """In a deep one they would find only long ones before them."""

@@ -81,8 +81,8 @@ class ForesightOrdering:
         elif work.missed > self.overload:
             margin, ahead_s = self.urgency, 0.0
         relaxed_s = deadline_s - (1 + margin) * work.remaining_s - ahead_s - now_s
-        is_crowd = self._is_crowd_of_prompts(invocation, work)
-        if relaxed_s > 0 and work.missed <= self.deep and not is_crowd:
+        has_slack = relaxed_s > 0 and work.missed <= self.deep
+        if has_slack and not self._is_crowd_of_prompts(invocation, work):
             until_s = now_s + max(REVIEW * relaxed_s, LEAST_REVIEW_S)
             key = deadline_s - work.remaining_s
             reason = f"{slack_s:.3f} s of slack"

@@ -118,9 +118,9 @@ def _widened(belief: LengthBelief) -> LengthBelief:
 
 
 @lru_cache(maxsize=512)
-def received(points: tuple[float, ...]) -> LengthBelief:
+def received(points: tuple[float, ...], overrun: float) -> LengthBelief:
     """A belief that arrives in a message: those of most calls of a class are equal."""
-    return LengthBelief(points)
+    return LengthBelief(points, overrun)
 
 
 @lru_cache(maxsize=4096)

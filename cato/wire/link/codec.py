@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -33,7 +34,10 @@ class Codec:
     def __init__(
         self, types: Iterable[type], makers: Mapping[type, Callable[..., Any]] | None = None
     ) -> None:
-        """`makers` make values of some types from their fields; by default the type itself."""
+        """`makers` make values of some types from all their fields; by default the type itself.
+
+        Raise `TypeError` if a maker does not take the fields of its type.
+        """
         known = [*types, *_ERRORS]
         assert _FIRST_TYPE + len(known) <= _LAST_TYPE, "msgpack has room for no more types"
         self._codes: dict[type, tuple[int, Callable[[Any], Any]]] = {}
@@ -42,6 +46,8 @@ class Codec:
         for code, cls in enumerate(known, _FIRST_TYPE):
             self._codes[cls] = (code, _parts_of(cls))
             make = (makers or {}).get(cls, cls)
+            if make is not cls:  # a maker that misses a field would end the link at the first value
+                inspect.signature(make).bind(*_field_names(cls))
             self._makers[code] = make if issubclass(cls, Enum) else partial(_made, make)
             described.append(f"{cls.__name__}({', '.join(_field_names(cls))})")
         self._packers: list[msgpack.Packer] = []

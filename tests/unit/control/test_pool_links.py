@@ -12,12 +12,13 @@ import pytest
 from ingress_kit import until
 from kits.builders import a_profile, a_report, an_invocation
 
-from cato.control.messages import Generate, Offer, Told
+from cato.control.messages import CODEC, Generate, Offer, Told
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError, EngineError, LinkError, ReplicaLostError
 from cato.core.events import ReplicaProgressed, StreamLost
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
+from cato.core.length import LengthBelief, around
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.engines.base import EngineChunk, EngineRequest
@@ -105,6 +106,12 @@ async def test_a_lease_names_its_replica_and_where_it_takes_links(
     async with joined(lives.router, REPLICA, tmp_path, own):
         leased = await link.lease(an_invocation("i"))
     assert (leased.dispatch.replica_id, leased.address, link.secret) == (REPLICA, own, SECRET)
+
+
+@pytest.mark.parametrize("belief", [LengthBelief((16.0,)), around(50)])
+def test_what_is_believed_of_an_output_arrives_whole(belief: LengthBelief) -> None:
+    offer = Offer(replace(an_invocation("i"), length=belief))
+    assert CODEC.unpack(CODEC.pack(offer)) == offer
 
 
 async def test_what_a_dead_ingress_has_waiting_is_withdrawn_at_once(lives: Lives) -> None:

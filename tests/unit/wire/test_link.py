@@ -115,6 +115,11 @@ async def test_answers_come_over_a_socket_and_over_tcp(listener: Listener, host:
         assert many == list(range(200))
 
 
+def test_a_maker_that_misses_a_field_of_its_type_is_refused_when_declared() -> None:
+    with pytest.raises(TypeError):
+        Codec((LengthBelief,), {LengthBelief: lambda points: LengthBelief(points)})
+
+
 def test_links_run_on_rays_event_loop_too(tmp_path: Path) -> None:
     async def asked() -> object:
         found = await listen(

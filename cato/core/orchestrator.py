@@ -433,7 +433,7 @@ class PoolOrchestrator:
         queue = backlog.queue if policies.late_binding else replicas[0].queue
         if not queue.waiting:
             return ()
-        queue.refresh(backlog.rank, now_s)
+        backlog.refresh(queue, now_s)
         head = Head(queue, backlog.rank, now_s)
         preempted: list[tuple[Replica, InvocationId, str]] = []
         if only_for is None or head[0].id == only_for:
@@ -457,10 +457,12 @@ class PoolOrchestrator:
         return commands + self._dispatcher.fill_all(now_s, last)
 
     def _next_place_s(self) -> float:
-        """Seconds until the pool's next batch slot frees, judged by a sample of its replicas."""
+        """Seconds until the pool's next batch slot frees, judged by a sample of its replicas, and
+        by the pace at which work ends."""
         accepting = self._replicas.accepting
         looked_at = accepting[:: max(1, len(accepting) // PLACES_LOOKED_AT)]
-        return min([r.wait_s for r in looked_at], default=inf)
+        pace = self._backlog.pressure.pace
+        return min([r.wait_s for r in looked_at], default=inf) / pace
 
     def _take_back(self, replica: Replica, id: InvocationId, reason: str) -> Preempt:
         running = replica.leases[id]

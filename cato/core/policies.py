@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cato.core.decision import Admit, Batch, Defer, Hold, Rank, Route
 from cato.core.ids import InvocationId
@@ -27,26 +28,71 @@ class Work:
     """Expected seconds of an invocation that starts now, alone, on the pool's fastest replica.
 
     `remaining_s`: to the SLO event, with downstream nodes. `service_s`: to its last token.
-    `token_s`: per token beyond the expected ones. About its queue: `ahead_s` until all calls that
-    can still be in time have started, and the share of work `missed` lately. `load_s`: its
-    replica-seconds when all batch slots are busy, `decoding_s` of them for decoding. `in_vain`: see
-    `QueueLoad`; 0 but for a stream that rests and whose pace is an SLO.
+    `token_s`: per token beyond the expected ones. `load_s`: its replica-seconds when all batch
+    slots are busy, `decoding_s` of them for decoding. `start_by_s`: when its place in the plan of
+    its queue must have started (see `Plan`); inf: it has none. `in_vain`: see `QueueLoad`; 0 but
+    for a stream that rests and whose pace is an SLO.
     """
 
     remaining_s: float
     service_s: float
     token_s: float
-    ahead_s: float = 0.0
-    missed: float = 0.0
     load_s: float = 0.0
     decoding_s: float = 0.0
+    start_by_s: float = inf
     in_vain: float = 0.0
+
+
+# Of calls that must have started by the same time the shortest goes first: seconds per second of
+# its load, too few to change a time.
+BY_LOAD = 1e-4
+
+# A queued call that can be in time: its latest start in seconds, its replica-seconds, its id.
+Queued = tuple[float, float, InvocationId]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The queued calls that are kept in time, in the order in which they should start.
+
+    `start_by_s`: by when each must start, so that it and those behind it are in time, plus
+    `BY_LOAD`. `least_dropped_s`: the least load of a call that is not kept; inf if all are.
+    `peaks`: of the calls that are larger than all before them, the load and by when they must
+    start.
+    """
+
+    start_by_s: Mapping[InvocationId, float]
+    least_dropped_s: float = inf
+    peaks: Sequence[tuple[float, float]] = ()
+
+    def place_of(self, id: InvocationId, latest_s: float, load_s: float) -> float:
+        """Its `start_by_s`; inf if it is not kept. A call that came later goes before the first
+        larger one."""
+        place = self.start_by_s.get(id)
+        if place is not None:
+            return place
+        if load_s >= self.least_dropped_s:
+            return inf
+        first = bisect_right(self.peaks, (load_s, inf))
+        if first < len(self.peaks):
+            latest_s = min(latest_s, self.peaks[first][1])
+        return latest_s + BY_LOAD * load_s
+
+
+NO_PLAN = Plan({})
 
 
 class OrderingPolicy(Protocol):
     """Ranks `invocation` in the queue at `now_s`."""
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank: ...
+
+
+@runtime_checkable
+class PlanningPolicy(OrderingPolicy, Protocol):
+    """An order that looks at the whole queue, which `replicas` serve."""
+
+    def plan(self, queued: Sequence[Queued], replicas: float, now_s: float) -> Plan: ...
 
 
 class AdmissionPolicy(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from math import inf, isclose
@@ -10,10 +11,10 @@ from operator import attrgetter
 from cato.core.decision import Rank
 from cato.core.fairness import TokenShares
 from cato.core.ids import InvocationId
-from cato.core.policies import Policies, QueueLoad, Work
+from cato.core.policies import NO_PLAN, PlanningPolicy, Policies, QueueLoad, Work
 from cato.core.pool.patience import Order
 from cato.core.pool.pressure import Kind, Pressure
-from cato.core.pool.queue import Parked, Waiting
+from cato.core.pool.queue import Parked, Queue, Waiting
 from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import Replicas
 from cato.core.pool.tenant_queues import TenantQueues
@@ -21,6 +22,9 @@ from cato.core.profile import Profile
 from cato.core.record import changed
 from cato.core.snapshot import Invocation
 
+# A plan is made again after the queue has changed by an eighth. Of the calls that may go earlier
+# than before, only the first ones get a new rank at once.
+PLANS, FIRST = 8, 16
 _BY_REMAINING: Callable[[Work], float] = attrgetter("remaining_s")
 
 
@@ -63,7 +67,13 @@ def is_paced_rest(invocation: Invocation) -> bool:
 def _kind_of(invocation: Invocation) -> Kind:
     if invocation.begun_in_time:
         return Kind.PACED_REST if is_paced_rest(invocation) else Kind.REST
-    return Kind.OTHER if invocation.generated else Kind.NEW
+    if invocation.generated:
+        return Kind.OTHER
+    return Kind.NEW if invocation.until_first_token else Kind.WHOLE
+
+
+def _planner_of(policies: Policies) -> PlanningPolicy | None:
+    return policies.ordering if isinstance(policies.ordering, PlanningPolicy) else None
 
 
 class Backlog:
@@ -88,10 +98,17 @@ class Backlog:
         self._begun: dict[InvocationId, Waiting] = {}  # queued calls that have tokens already
         self.prompt_tokens = 0
         self.pressure = Pressure()
+        self._planner = _planner_of(policies)
+        self._plan = NO_PLAN
+        self._changes = 0  # of the queue since the plan was made
+        # Profile and batch slots of the replicas that accept work, and how many are alike; of one
+        # replica if all have the same profile.
+        self._shapes: dict[tuple[Profile, int], int] = {}
 
     def add(self, waiting: Waiting) -> None:
         invocation = waiting.invocation
         self.waiting[invocation.id] = waiting
+        self._changes += 1
         if self._accepting:
             waiting.load_s, waiting.decoding_s = self._load_of(invocation)
             self.load_s += waiting.load_s
@@ -99,11 +116,8 @@ class Backlog:
                 waiting.predicted_s = self.load_s / len(self._accepting)
         waiting.prompt_tokens = invocation.prompt_tokens
         self.prompt_tokens += waiting.prompt_tokens
-        if invocation.deadline_s < inf and self._accepting:
-            latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
-            now_s = self._replicas.clock.now_s
-            kind = _kind_of(invocation)
-            self.pressure.join(invocation.id, latest_s, waiting.load_s, now_s, kind)
+        if self._accepting:
+            self._press(waiting, waiting.load_s)
         if self.policies.by_turns and not waiting.has_turn:
             self.parked.add(waiting)
         else:
@@ -124,6 +138,7 @@ class Backlog:
     def remove(self, waiting: Waiting) -> None:
         id = waiting.invocation.id
         del self.waiting[id]
+        self._changes += 1
         self.load_s = self.load_s - waiting.load_s if self.waiting else 0.0
         self._begun.pop(id, None)
         self.prompt_tokens -= waiting.prompt_tokens
@@ -167,6 +182,8 @@ class Backlog:
     def place_replica(self, replica: Replica) -> bool:
         """Update the lists after a replica has changed; True when the pool's profiles changed."""
         is_new_mix = self._replicas.place(replica)
+        some = self._accepting if len(self._replicas.profiles) > 1 else self._accepting[:1]
+        self._shapes = Counter((r.profile, r.max_running) for r in some)
         if is_new_mix:
             self._load_again()
             self.queue.forget_ranks()
@@ -183,19 +200,37 @@ class Backlog:
         if not self._accepting:
             return
         for id, waiting in self.waiting.items():
+            load_s, decoding_s = self._load_of(waiting.invocation)
             if not waiting.load_s:
+                if not self.is_late(waiting, self._replicas.clock.now_s):
+                    self._press(waiting, load_s)
                 continue
-            load_s, waiting.decoding_s = self._load_of(waiting.invocation)
+            waiting.decoding_s = decoding_s
             self.load_s += load_s - waiting.load_s
             self.pressure.changed(id, load_s)
             waiting.load_s = load_s
 
-    def _load_of(self, invocation: Invocation) -> tuple[float, float]:
-        """Its load, and the part of it that is decoding."""
-        first = self._accepting[0]
-        cached = self._replicas.most_cached(invocation) if invocation.session else 0
-        prompt_s, decoding_s = parts_of_load(invocation, first.profile, first.max_running, cached)
-        return prompt_s + decoding_s, decoding_s
+    def _press(self, waiting: Waiting, load_s: float) -> None:
+        """Its load counts in the pressure of the queue from now on."""
+        invocation, now_s = waiting.invocation, self._replicas.clock.now_s
+        if invocation.deadline_s < inf and invocation.id not in self.pressure:
+            latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
+            self.pressure.join(invocation.id, latest_s, load_s, now_s, _kind_of(invocation))
+
+    def _load_of(
+        self, invocation: Invocation, cached_tokens: int | None = None
+    ) -> tuple[float, float]:
+        """Its load on a mean replica, and the part of it that is decoding."""
+        if cached_tokens is None:
+            cached_tokens = self._replicas.most_cached(invocation)
+        loads, decoding_s = 0.0, 0.0  # calls of this kind, and decoding, per second of all replicas
+        for (profile, places), alike in self._shapes.items():
+            prompt_s, own_s = parts_of_load(invocation, profile, places, cached_tokens)
+            if len(self._shapes) == 1 or prompt_s + own_s <= 0:
+                return prompt_s + own_s, own_s
+            loads += alike / (prompt_s + own_s)
+            decoding_s += alike * own_s / (prompt_s + own_s)
+        return len(self._accepting) / loads, decoding_s / loads
 
     def ended(self, lease: Lease, replica: Replica, cut_at_tokens: int | None) -> None:
         """A call has ended on `replica`, as expected or cut short."""
@@ -208,12 +243,14 @@ class Backlog:
             cached = max(0, invocation.prompt_tokens - lease.uncached_tokens)
         if cut_at_tokens is not None:
             invocation = changed(invocation, expected_tokens=max(1, cut_at_tokens))
-        load_s = load_of(invocation, replica.profile, replica.max_running, cached)
-        self.pressure.ended(load_s, now_s, max(1, len(self._accepting)))
+        if self._accepting:
+            load_s, _ = self._load_of(invocation, cached)
+            self.pressure.ended(load_s, now_s, len(self._accepting))
 
     def change_policies(self, policies: Policies) -> None:
         """Queue all calls again as `policies` say."""
         had_turns, self.policies = self.policies.by_turns, policies
+        self._planner, self._plan, self._changes = _planner_of(policies), NO_PLAN, 1
         if policies.by_turns and not had_turns:
             self.end_turns()
         elif not policies.by_turns:
@@ -236,14 +273,38 @@ class Backlog:
             waiting.has_turn = False
             self.parked.add(waiting)
 
+    def refresh(self, queue: Queue | TenantQueues, now_s: float) -> None:
+        """Rank what has no valid rank; before that, plan again if the queue has changed much."""
+        self.pressure.pass_to(now_s)
+        if self._planner is not None and PLANS * self._changes > len(self.pressure):
+            self._plan_again(self._planner, now_s)
+        queue.refresh(self.rank, now_s)
+
+    def _plan_again(self, ordering: PlanningPolicy, now_s: float) -> None:
+        """Only calls that may now go first too early or too late get new ranks."""
+        self._changes = 0
+        speed = max(1, len(self._accepting)) * self.pressure.pace
+        old = self._plan.start_by_s
+        self._plan = ordering.plan(self.pressure.queued(), speed, now_s)
+        new = self._plan.start_by_s
+        outdated = [id for id in old if id not in new]
+        for place, (id, by_s) in enumerate(new.items()):
+            before_s = old.get(id, inf)
+            if by_s > before_s or (by_s < before_s and (place < FIRST or before_s == inf)):
+                outdated.append(id)
+        for id in outdated:
+            waiting = self.waiting.get(id)
+            if waiting is not None and waiting.queue is self.queue and waiting.rank is not None:
+                self.queue.forget_rank(waiting)
+
     def rank(self, waiting: Waiting, now_s: float) -> Rank:
-        work = waiting.work or self.work_of(waiting)
-        if self.waiting:
-            ahead_s = self.ahead_s(now_s)
-            remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
-            missed, load_s, decoding_s = self.pressure.missed, waiting.load_s, waiting.decoding_s
-            vain = self.pressure.in_vain(now_s) if is_paced_rest(waiting.invocation) else 0.0
-            work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s, decoding_s, vain)
+        work, invocation = waiting.work or self.work_of(waiting), waiting.invocation
+        latest_s = invocation.deadline_s - work.remaining_s
+        start_by_s = self._plan.place_of(invocation.id, latest_s, waiting.load_s)
+        remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
+        load_s, decoding_s = waiting.load_s, waiting.decoding_s
+        vain = self.pressure.in_vain(now_s) if is_paced_rest(invocation) else 0.0
+        work = Work(remaining_s, service_s, token_s, load_s, decoding_s, start_by_s, vain)
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
     def ahead_s(self, now_s: float) -> float:

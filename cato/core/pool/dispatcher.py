@@ -69,7 +69,7 @@ class Dispatcher:
         is_cut = 0 < policies.window < len(self._queue)
         if policies.strict or is_cut or policies.mapping is not None:
             return self._fill(self._queue, self._open, now_s)
-        self._queue.refresh(self._backlog.rank, now_s)
+        self._backlog.refresh(self._queue, now_s)
         assert waiting.rank is not None, "a new call has a rank"
         commands: list[Command] = []
         self._place(waiting, list(self._open), now_s, commands)
@@ -116,7 +116,7 @@ class Dispatcher:
         policies = self._backlog.policies
         if policies.mapping is not None:
             return self._start_mapped(policies.mapping, queue, open_, now_s)
-        queue.refresh(self._backlog.rank, now_s)
+        self._backlog.refresh(queue, now_s)
         commands: list[Command] = []
         if self.saved >= 1 and self._unbound and not last:
             self._place_reserved(open_, now_s, commands)
@@ -147,7 +147,7 @@ class Dispatcher:
         for replica in replicas:
             if not queue.waiting:
                 break
-            queue.refresh(self._backlog.rank, now_s)
+            self._backlog.refresh(queue, now_s)
             entries = list(self._walk(queue, len(queue), now_s))
             known = {e[3]: e[5] for e in entries}
             batch = mapping.start([w.invocation for w in known.values()], replica, now_s)

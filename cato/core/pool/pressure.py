@@ -12,6 +12,7 @@ from enum import Enum
 from math import exp
 
 from cato.core.ids import InvocationId
+from cato.core.policies import Queued
 
 # Time constant of the averages.
 MEMORY_S = 10.0
@@ -28,9 +29,14 @@ LATE_SHARE, LATE_BURST_S = 0.05, 20.0
 
 
 class Kind(Enum):
-    """Of a queued call: without tokens, a stream that rests, one whose pace is an SLO, another."""
+    """Of a queued call: a stream without tokens, a call without tokens that is due as a whole, a
+    stream that rests, one that rests and whose pace is an SLO, another."""
 
-    NEW, REST, PACED_REST, OTHER = range(4)
+    NEW, WHOLE, REST, PACED_REST, OTHER = range(5)
+
+
+NEWCOMERS = (Kind.NEW, Kind.WHOLE)
+PLANNED = (Kind.NEW, Kind.PACED_REST)
 
 
 @dataclass(slots=True)
@@ -104,11 +110,26 @@ class Pressure:
         if not self._loads_s:
             self._crowded_from_s = now_s
         self._loads_s[id] = latest_s, load_s, kind
-        self.newcomers += kind is Kind.NEW
+        self.newcomers += kind in NEWCOMERS
         self.resting += kind is Kind.PACED_REST
         self.resting_s += load_s if kind is Kind.REST else 0.0
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
+
+    def __len__(self) -> int:
+        return len(self._loads_s)
+
+    def __contains__(self, id: InvocationId) -> bool:
+        return id in self._loads_s
+
+    def queued(self) -> list[Queued]:
+        """The streams that can be in time, and whose SLO is not met yet.
+
+        A call that is due as a whole shares its replica with others for as long as it runs, so its
+        latest start is not known: planned by it, many are late after all.
+        """
+        known = self._loads_s.items()
+        return [(by_s, load_s, id) for id, (by_s, load_s, kind) in known if kind in PLANNED]
 
     def changed(self, id: InvocationId, load_s: float) -> None:
         """The load of a call has a new estimate."""
@@ -124,7 +145,7 @@ class Pressure:
         if known is None:
             return False
         self.waiting_s -= known[1]
-        self.newcomers -= known[2] is Kind.NEW
+        self.newcomers -= known[2] in NEWCOMERS
         self.resting -= known[2] is Kind.PACED_REST
         self.resting_s -= known[1] if known[2] is Kind.REST else 0.0
         if not self._loads_s:  # rounding errors do not add up

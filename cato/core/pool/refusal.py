@@ -152,7 +152,7 @@ class Refusal:
         is_old = now_s >= self._lined_up_at_s + EVERY_S
         if is_old or self._joined_s > LINED_UP_S * replicas:
             self._lined_up_at_s, self._joined_s = now_s, 0.0
-            self._backlog.queue.refresh(self._backlog.rank, now_s)
+            self._backlog.refresh(self._backlog.queue, now_s)
             self._line = Line(float(replicas))
             # A call with an expired rank is at the end; it is as good as late.
             loads_s = [

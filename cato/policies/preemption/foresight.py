@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf
 
-from cato.core.events import REPORT_STEPS
 from cato.core.ids import InvocationId
 from cato.core.policies import NO_LOAD, QueueLoad
 from cato.core.pool.window import takes_prompt
@@ -36,18 +34,18 @@ class ForesightPreemption:
     gain from shorter steps, or if the queued call needs their slot. They go after all calls that
     can be met. At lighter load they continue: they would only come back later, at the same cost.
     Calls with slack: the pool is full, and exchanging the running call with the first queued call,
-    until the next slot frees, meets more SLOs, by at least `least_exchange`; streams behind that
-    first one count too. What it costs to process the context again is subtracted, as a share of the
-    queued call's service. In a queue longer than `longest_queue` a preempted call that must end in
-    time pushes out another one: then the queued call's service is subtracted too, as a share of
-    the longest one in the queue. Streams that have begun, and calls without an SLO, may wait until
-    all queued calls that can be in time have started, if the streams still keep their pace. A pace
-    that is an SLO must not be put at risk in a long queue (`most_loss`), because calls that arrive
-    later delay the stream further. If more than `deep` of the work was missed lately, such a stream
-    goes on: no time is left over in which it could catch up. Tokens are kept; the context is
-    processed again, and for a stream with such a pace that takes at most `again` of its share of
-    the work to come, times the cube of the share of such rests that were not in vain: where many
-    replicas share a queue, a place is free soon, and its rest only takes one from others.
+    until the next slot frees, meets more SLOs, by at least `least_exchange`. What it costs to
+    process the context again is subtracted, as a share of the queued call's service. In a queue
+    longer than `longest_queue` a preempted call that must end in time pushes out another one: then
+    the queued call's service is subtracted too, as a share of the longest one in the queue. Streams
+    that have begun, and calls without an SLO, may wait until all queued calls that can be in time
+    have started, if the streams still keep their pace. A pace that is an SLO must not be put at
+    risk in a long queue (`most_loss`), because calls that arrive later delay the stream further. If
+    more than `deep` of the work was missed lately, such a stream goes on: no time is left over in
+    which it could catch up. Tokens are kept; the context is processed again, and for a stream with
+    such a pace that takes at most `again` of its share of the work to come, times the cube of the
+    share of such rests that were not in vain: where many replicas share a queue, a place is free
+    soon, and its rest only takes one from others.
     In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
     arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
     first could wait for the next slot. A crowd may last `lasts` times as long again as it has
@@ -159,7 +157,6 @@ class ForesightPreemption:
         own, others = beside(profile, rest, candidate, start_s, late_s)
         share = _share(candidate, profile, len(running))
         gain = own * share - loss + others - (outlook.total - outlook.chances[at])
-        gain += _gained_behind(profile, waiting, now_s, place_s)
         # Others lose the time in which its context is processed again.
         gain -= profile.prefill_s(int(running[at].context_tokens)) / service_s
         if gain >= self.least_exchange:  # otherwise not even if it had no chance later
@@ -236,26 +233,6 @@ def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:
     if behind_s <= 0:
         return 0.0
     return prospect.chance(behind_s / (pace_s - step_s)) if pace_s > step_s else 1.0
-
-
-def _gained_behind(
-    profile: Profile, waiting: Sequence[Invocation], now_s: float, place_s: float
-) -> int:
-    """How many streams behind the first one begin in time only if that one need not wait.
-
-    Each begins a few steps after the one before it, which yields then, or when the next slot frees.
-    """
-    found, start_s = 0, now_s
-    for before, invocation in pairwise(waiting):
-        context_tokens = before.prompt_tokens + before.expected_tokens
-        turn_s = profile.prefill_s(before.prompt_tokens)
-        turn_s += REPORT_STEPS * profile.decode_step_s(1, context_tokens)
-        start_s += min(place_s, turn_s)
-        if not (before.until_first_token and invocation.until_first_token):
-            break
-        first_s = start_s + profile.first_token_s(invocation.prompt_tokens)
-        found += first_s <= invocation.deadline_s < first_s + place_s
-    return found
 
 
 def _keeps_pace(prospect: Prospect, end_s: float) -> bool:

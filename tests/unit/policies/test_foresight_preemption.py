@@ -222,19 +222,6 @@ def test_only_streams_that_wait_make_a_crowd() -> None:
     assert gives_way(replica, URGENT, place_s=0.0, ahead_s=5.0, rest_s=5.0) == []
 
 
-def test_a_stream_behind_the_first_one_counts_when_a_place_is_exchanged() -> None:
-    """The first can wait until the place is free, but then the second begins too late."""
-    replica = a_full_replica(STREAM, tokens=20)
-    first, second = (
-        replace(STREAM, id=InvocationId(n), deadline_s=due_s)
-        for n, due_s in (("first", 2.0), ("second", 2.1))
-    )
-    assert gives_way(replica, first, place_s=0.8) == []
-    assert gives_way(replica, first, second, place_s=0.8) == ["stream"]
-    assert gives_way(replica, first, replace(second, deadline_s=9.0), place_s=0.8) == []
-    assert gives_way(replica, first, replace(second, deadline_s=1.1), place_s=0.8) == []
-
-
 @pytest.mark.parametrize(
     ("tpot_s", "batch", "queued", "is_paused"),
     [

@@ -275,69 +275,47 @@ def test_a_rank_of_what_can_be_met_ends_when_it_becomes_hopeless() -> None:
     assert rank.until_s == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize(
-    ("ahead_s", "missed", "first"),
-    [
-        pytest.param(1.0, 0.0, "by deadline", id="all can be met"),
-        pytest.param(14.0, 0.0, "shortest", id="a long queue"),
-        pytest.param(1.0, 0.05, "shortest", id="some was missed"),
-        pytest.param(0.0, 0.2, "shortest", id="much was missed, though little is queued"),
-    ],
-)
-def test_foresight_goes_by_deadline_while_all_can_be_met(
-    ahead_s: float, missed: float, first: str
-) -> None:
-    def place(deadline_s: float, work_s: float) -> tuple[int, float]:
-        call = an_invocation(deadline_s=deadline_s)
-        work = Work(work_s, work_s, 0.01, ahead_s, missed)
-        rank = ForesightOrdering().rank(call, work, 0.0)
+def a_planned(start_by_s: float, work_s: float, is_stream: bool = True) -> tuple[int, float]:
+    """Its place by the default order at 0 s, if its place in the plan must start by then."""
+    call = an_invocation(deadline_s=20.0, until_first_token=is_stream)
+    work = Work(work_s, work_s, 0.01, load_s=work_s, start_by_s=start_by_s)
+    rank = ForesightOrdering().rank(call, work, 0.0)
+    return rank.value, rank.key
+
+
+def test_foresight_goes_by_the_plan_and_shortest_first_where_a_call_has_no_place_in_it() -> None:
+    places = [a_planned(3.0, 9.0), a_planned(4.0, 1.0), a_planned(inf, 1.0), a_planned(inf, 9.0)]
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)
+
+
+def test_calls_due_as_a_whole_go_by_their_work() -> None:
+    """When they must start depends on what runs beside them, so no plan keeps them."""
+    assert a_planned(3.0, 4.0, is_stream=False) == a_planned(inf, 4.0, is_stream=False)
+    assert a_planned(inf, 2.0) < a_planned(3.0, 4.0, is_stream=False)
+
+
+def test_calls_due_as_a_whole_that_can_wait_long_go_by_their_deadlines_after_the_others() -> None:
+    def place(slack_s: float) -> tuple[int, float]:
+        call = an_invocation(deadline_s=slack_s + 1.0)
+        rank = ForesightOrdering().rank(call, Work(1.0, 1.0, 0.01, load_s=1.0), 0.0)
         return rank.value, rank.key
 
-    by_deadline, shortest = place(10.0, 2.0), place(11.0, 1.0)
-    assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
+    assert place(4.9) < place(5.1) < place(9.0)
+    assert ForesightOrdering().rank(
+        an_invocation(deadline_s=10.0), Work(1.0, 1.0, 0.01, load_s=1.0), 0.0
+    ).until_s == pytest.approx(4.0, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("decoding", "ahead_s", "session", "first"),
-    [
-        pytest.param(0.2, 2.0, "", "shortest", id="a crowd of prompts"),
-        pytest.param(0.2, 0.5, "", "by deadline", id="little is queued"),
-        pytest.param(0.8, 2.0, "", "by deadline", id="decoding is most of the work"),
-        pytest.param(0.2, 2.0, "s", "by deadline", id="turns of a session"),
-    ],
-)
-def test_of_prompts_the_shortest_goes_first_before_anything_is_missed(
-    decoding: float, ahead_s: float, session: str, first: str
-) -> None:
-    def place(deadline_s: float, work_s: float) -> tuple[int, float]:
-        call = an_invocation(deadline_s=deadline_s, until_first_token=True)
-        call = replace(call, session=session)
-        work = Work(work_s, work_s, 0.01, ahead_s, 0.0, work_s, decoding * work_s)
-        rank = ForesightOrdering().rank(call, work, 0.0)
-        return rank.value, rank.key
-
-    by_deadline, shortest = place(10.0, 2.0), place(11.0, 1.0)
-    assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
-
-
-@pytest.mark.parametrize(("missed", "waits"), [(0.05, True), (0.2, True), (0.3, False)])
-def test_short_calls_wait_in_an_overload_unless_it_is_deep(missed: float, waits: bool) -> None:
-    """In a deep one they would find only long ones before them."""
-    call = an_invocation(deadline_s=100.0, until_first_token=True)
-    rank = ForesightOrdering().rank(call, Work(1.0, 1.0, 0.01, missed=missed, load_s=1.0), 0.0)
-    long = ForesightOrdering().rank(call, Work(40.0, 40.0, 0.01, missed=missed, load_s=40.0), 0.0)
-    assert ((rank.value, rank.key) > (long.value, long.key)) is waits
-
-
-def test_the_engine_ranks_a_call_with_slack_like_the_urgent_ones_that_come_later() -> None:
+def test_the_engine_ranks_a_kept_call_like_the_others_that_come_later() -> None:
     """Otherwise they would pass it there until it is late."""
 
-    def priority(slack_s: float, is_stream: bool) -> int:
+    def priority(slack_s: float, is_stream: bool, start_by_s: float = inf) -> int:
         call = an_invocation(deadline_s=slack_s + 1.0, until_first_token=is_stream)
-        work = Work(1.0, 1.0, 0.01, ahead_s=4.0, load_s=1.0)
+        work = Work(1.0, 1.0, 0.01, load_s=1.0, start_by_s=start_by_s)
         return ForesightOrdering().rank(call, work, 0.0).priority
 
-    assert priority(100.0, True) == priority(3.0, True) == priority(3.0, False)
+    assert priority(100.0, True, 50.0) == priority(3.0, True) == priority(3.0, False)
     assert priority(3.0, True) < priority(-1.0, True)
 
 
@@ -348,13 +326,13 @@ def a_place(
     arrived_at_s: float = 0.0,
     share: float = 0.9,
 ) -> tuple[int, float]:
-    """Its place by the default order at 10 s, in a long queue, with a slack as given.
+    """Its place by the default order at 10 s, with a slack as given and no place in the plan.
 
     `share` of the work is decoding.
     """
     call = an_invocation(deadline_s=10.0 + slack_s + work_s, until_first_token=is_stream)
     call = replace(call, arrived_at_s=arrived_at_s)
-    work = Work(work_s, work_s, 0.01, ahead_s=100.0, load_s=work_s, decoding_s=share * work_s)
+    work = Work(work_s, work_s, 0.01, work_s, share * work_s, inf)
     rank = ForesightOrdering().rank(call, work, 10.0)
     return rank.value, rank.key
 
@@ -373,20 +351,24 @@ def test_prompts_are_known_so_streams_go_by_their_exact_work_where_little_is_dec
 
 
 def a_rest(
-    behind_s: float, tpot_s: float = inf, in_time: bool = True, in_vain: float = 0.0
+    behind_s: float,
+    tpot_s: float = inf,
+    in_time: bool = True,
+    in_vain: float = 0.0,
+    start_by_s: float = inf,
 ) -> Rank:
     """Of a stream that has begun, at 10 s, by how much it is behind its pace."""
     rest = an_invocation(deadline_s=11.0 - behind_s)
     rest = replace(rest, generated=10, tpot_target_s=tpot_s, begun_in_time=in_time)
-    work = Work(1.0, 1.0, 0.01, ahead_s=100.0, in_vain=in_vain)
+    work = Work(1.0, 1.0, 0.01, start_by_s=start_by_s, in_vain=in_vain)
     return ForesightOrdering().rank(rest, work, 10.0)
 
 
 def test_a_stream_that_began_in_time_is_never_hopeless() -> None:
-    """Five seconds behind the pace of its reader it goes before all others."""
-    soon, first = a_rest(3.0), a_rest(5.1)
+    """Four seconds behind the pace of its reader it goes before all others."""
+    soon, first = a_rest(3.0), a_rest(4.1)
     assert (soon.value, soon.key) < a_place(0.1, 0.1)
-    assert soon.until_s == pytest.approx(12.0)
+    assert soon.until_s == pytest.approx(11.0)
     assert not soon.worsens, "a queue computes it again then, wherever it is"
     assert (first.value, first.key) < a_place(5.0, 0.001)
 
@@ -403,14 +385,14 @@ def test_other_calls_are_hopeless_then(tpot_s: float, in_time: bool) -> None:
     assert (rank.value, rank.key) > a_place(0.1, 0.1)
 
 
-@pytest.mark.parametrize(("in_vain", "is_first"), [(0.7, False), (0.9, True)])
-def test_where_rests_are_in_vain_a_rest_with_a_target_pace_ranks_like_a_new_stream(
-    in_vain: float, *, is_first: bool
+@pytest.mark.parametrize(("in_vain", "start_by_s"), [(0.6, 17.0), (0.9, 11.0)])
+def test_a_rest_with_a_target_pace_goes_on_when_it_must_unless_rests_are_in_vain(
+    in_vain: float, start_by_s: float
 ) -> None:
-    """Otherwise nearly all newcomers would go before it, and it would fall behind."""
-    rest = a_rest(-1.0, 0.01, in_vain=in_vain)
-    assert ((rest.value, rest.key) < a_place(5.0, 1.5)) == is_first
-    assert (rest.value, rest.key) > a_place(5.0, 0.9)
+    """It needs less than most, so its place in the plan is an early one."""
+    rest = a_rest(-8.0, 0.01, in_vain=in_vain, start_by_s=11.0)
+    assert rest.key == pytest.approx(start_by_s)
+    assert (rest.value, rest.key) < a_place(0.1, 0.1)
 
 
 def test_a_stream_that_would_begin_just_in_time_follows_those_with_more_slack() -> None:
@@ -430,7 +412,7 @@ def test_foresight_counts_a_stream_by_what_it_takes_of_a_replica() -> None:
     call = an_invocation(deadline_s=10.0, until_first_token=True)
 
     def place(load_s: float) -> float:
-        work = Work(0.1, 5.0, 0.01, ahead_s=20.0, load_s=load_s)
+        work = Work(0.1, 5.0, 0.01, load_s=load_s)
         return ForesightOrdering().rank(call, work, 0.0).key
 
     assert place(0.2) < place(5.0)

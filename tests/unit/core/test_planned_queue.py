@@ -1,0 +1,90 @@
+"""The default scheduler keeps as many queued streams in time as it can, and plans again in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from kits.builders import a_profile, a_report, an_invocation
+
+from cato.core.commands import Dispatch
+from cato.core.events import InvocationEnded, InvocationOffered, InvocationWithdrawn
+from cato.core.ids import InvocationId, PoolName
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.snapshot import Invocation
+from cato.core.topology import PoolPolicies
+from cato.policies.registry import policies_of
+
+# One at a time, a prompt token a millisecond; the policy plans with three times as long.
+PROFILE = a_profile(prefill_s=0.0, token_s=0.0, slots=1)
+PROFILE = replace(PROFILE, prefill_per_token_s=0.001)
+
+
+def a_stream(id: str, seconds: float, due_s: float) -> Invocation:
+    call = an_invocation(id, tokens=1, deadline_s=due_s, until_first_token=True)
+    return replace(call, prompt_tokens=int(seconds * 1000))
+
+
+class Pool:
+    """One replica that is busy with "running"."""
+
+    def __init__(self) -> None:
+        self.pool = PoolOrchestrator(PoolName("p"), policies_of(PoolPolicies()))
+        self.pool.handle(a_report("r", profile=PROFILE, slots=1))
+        self.now_s = 0.0
+        self.takes_s: dict[str, float] = {}
+        self.offer(a_stream("running", 0.1, 9.0))
+
+    def offer(self, *calls: Invocation) -> None:
+        for call in calls:
+            self.takes_s[call.id] = call.prompt_tokens / 1000
+            self.pool.handle(InvocationOffered(self.now_s, replace(call, arrived_at_s=self.now_s)))
+
+    def started(self) -> list[str]:
+        """Whose turn it is, one after another, until the queue is empty."""
+        found: list[str] = []
+        running = "running"
+        while running:
+            self.now_s += self.takes_s[running]
+            ended = InvocationEnded(self.now_s, InvocationId(running), 1, 1, "done", 0, 10)
+            starts = [c for c in self.pool.handle(ended) if isinstance(c, Dispatch)]
+            running = starts[0].invocation_id if starts else ""
+            found += [running] if running else []
+            self.pool.check_invariants()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("long_due_s", "middle_due_s", "order"),
+    [
+        pytest.param(9.0, 9.0, ["short", "middle", "long"], id="all can wait"),
+        pytest.param(1.2, 9.0, ["long", "short", "middle"], id="the long one cannot"),
+        pytest.param(1.5, 0.9, ["middle", "short", "long"], id="one must be late"),
+    ],
+)
+def test_the_shortest_goes_first_of_those_that_can_wait(
+    long_due_s: float, middle_due_s: float, order: Sequence[str]
+) -> None:
+    pool = Pool()
+    pool.offer(a_stream("long", 1.0, long_due_s), a_stream("middle", 0.5, middle_due_s))
+    pool.offer(a_stream("short", 0.2, 9.0))
+    assert pool.started() == order
+
+
+def test_one_that_was_not_kept_has_a_place_again_when_others_leave() -> None:
+    for leaves, order in ((False, ["middle", "short", "long"]), (True, ["long", "short"])):
+        pool = Pool()
+        pool.offer(a_stream("long", 1.0, 1.5), a_stream("middle", 0.5, 0.9))
+        pool.offer(a_stream("short", 0.2, 9.0))
+        if leaves:
+            left = InvocationWithdrawn(0.0, InvocationId("middle"), 1, "cancelled")
+            pool.pool.handle(left)
+        assert pool.started() == order
+
+
+def test_in_a_long_queue_a_newcomer_has_its_place_before_the_next_plan() -> None:
+    pool = Pool()
+    pool.offer(*(a_stream(f"{n}", 0.3, 99.0) for n in range(40)))
+    pool.offer(a_stream("short", 0.1, 99.0))
+    assert pool.started()[0] == "short"

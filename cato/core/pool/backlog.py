@@ -232,8 +232,8 @@ class Backlog:
             decoding_s += alike * own_s / (prompt_s + own_s)
         return len(self._accepting) / loads, decoding_s / loads
 
-    def ended(self, lease: Lease, replica: Replica, cut_at_tokens: int | None) -> None:
-        """A call has ended on `replica`, as expected or cut short."""
+    def ended(self, lease: Lease, cut_at_tokens: int | None) -> None:
+        """A call has ended, as expected or cut short."""
         now_s = self._replicas.clock.now_s
         if not self.waiting:
             self.pressure.rests()
@@ -307,16 +307,13 @@ class Backlog:
         work = Work(remaining_s, service_s, token_s, load_s, decoding_s, start_by_s, vain)
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
-    def ahead_s(self, now_s: float) -> float:
-        """Seconds until all queued calls that can be in time have started."""
-        self.pressure.pass_to(now_s)
-        return self.pressure.ahead_s(now_s, max(1, len(self._accepting)))
-
     def queue_load(self, now_s: float) -> QueueLoad:
+        """The queue must have been refreshed at `now_s`."""
         load_s = sum(w.load_s for w in self._begun.values())
         pressure, replicas = self.pressure, max(1, len(self._accepting))
         # New calls go before streams that rest.
-        ahead_s = self.ahead_s(now_s) - pressure.needs_s(pressure.resting_s, replicas)
+        ahead_s = pressure.ahead_s(now_s, replicas)
+        ahead_s -= pressure.needs_s(pressure.resting_s, replicas)
         rest_s = ahead_s + pressure.needs_s(load_s, replicas)
         crowded_s, in_vain = pressure.crowded_s(now_s), pressure.in_vain(now_s)
         return QueueLoad(ahead_s, rest_s, crowded_s, pressure.missed, in_vain)

@@ -107,7 +107,7 @@ class Leases:
             self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
         if replica is not None:
             is_whole = event.outcome == "done"
-            self._backlog.ended(lease, replica, None if is_whole else event.output_tokens)
+            self._backlog.ended(lease, None if is_whole else event.output_tokens)
         if event.prompt_tokens is not None and invocation.session:
             nodes = len(invocation.prefix)
             replicas.homes.count(invocation.session, nodes, event.prompt_tokens)

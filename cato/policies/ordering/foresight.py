@@ -75,6 +75,7 @@ class ForesightOrdering:
         if invocation.begun_in_time and invocation.tpot_target_s == inf:
             return self._rank_of_rest(slack_s, work_s, now_s)
         if invocation.begun_in_time and work.start_by_s < inf and slack_s > 0:
+            # Otherwise when it must, with its own time once more as a margin.
             is_early = work.in_vain > self.most_in_vain
             start_by_s = work.start_by_s if is_early else deadline_s - 2 * work.remaining_s
             return self._kept(start_by_s, slack_s, now_s + slack_s)

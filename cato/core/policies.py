@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol, runtime_checkable
 
@@ -50,33 +50,59 @@ BY_LOAD = 1e-4
 # A queued call that can be in time: its latest start in seconds, its replica-seconds, its id.
 Queued = tuple[float, float, InvocationId]
 
+# Of a plan so many calls are searched at once.
+BLOCK = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The queued calls that are kept in time, in the order in which they should start.
 
     `start_by_s`: by when each must start, so that it and those behind it are in time, plus
-    `BY_LOAD`. `least_dropped_s`: the least load of a call that is not kept; inf if all are.
-    `peaks`: of the calls that are larger than all before them, the load and by when they must
-    start.
+    `BY_LOAD`. `least_dropped_s`: the least load of a call that is not kept; inf if all are. In the
+    same order `ends_s`, when each ends, and `loads_s`.
     """
 
     start_by_s: Mapping[InvocationId, float]
     least_dropped_s: float = inf
-    peaks: Sequence[tuple[float, float]] = ()
+    ends_s: Sequence[float] = ()
+    loads_s: Sequence[float] = ()
+    _places: Sequence[float] = field(init=False)
+    _least_s: Sequence[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts = range(0, len(self.loads_s), BLOCK)
+        least_s = [min(self.loads_s[start : start + BLOCK]) for start in starts]
+        object.__setattr__(self, "_places", list(self.start_by_s.values()))
+        object.__setattr__(self, "_least_s", least_s)
 
     def place_of(self, id: InvocationId, latest_s: float, load_s: float) -> float:
-        """Its `start_by_s`; inf if it is not kept. A call that came later goes before the first
-        larger one."""
+        """Its `start_by_s`; inf if it is not kept.
+
+        A call that came later goes after the last one that is not larger and ends before it must
+        start. Larger ones behind that one can wait for it as well, or the next plan drops one.
+        """
         place = self.start_by_s.get(id)
         if place is not None:
             return place
         if load_s >= self.least_dropped_s:
             return inf
-        first = bisect_right(self.peaks, (load_s, inf))
-        if first < len(self.peaks):
-            latest_s = min(latest_s, self.peaks[first][1])
-        return latest_s + BY_LOAD * load_s
+        after = self._last_not_larger(load_s, bisect_right(self.ends_s, latest_s))
+        place = latest_s + BY_LOAD * load_s
+        if after >= 0:
+            return min(place, self._places[after])
+        if self._places:
+            return min(place, self._places[0] - BY_LOAD * (self.loads_s[0] - load_s))
+        return place
+
+    def _last_not_larger(self, load_s: float, before: int) -> int:
+        """The last one of the first `before` calls that is not larger; -1 if there is none."""
+        for start in range((before - 1) // BLOCK * BLOCK, -1, -BLOCK):
+            if self._least_s[start // BLOCK] <= load_s:
+                for at in range(min(before, start + BLOCK) - 1, start - 1, -1):
+                    if self.loads_s[at] <= load_s:
+                        return at
+        return -1
 
 
 NO_PLAN = Plan({})
@@ -90,9 +116,20 @@ class OrderingPolicy(Protocol):
 
 @runtime_checkable
 class PlanningPolicy(OrderingPolicy, Protocol):
-    """An order that looks at the whole queue, which `replicas` serve."""
+    """An order that looks at the whole queue, which `replicas` serve.
 
-    def plan(self, queued: Sequence[Queued], replicas: float, now_s: float) -> Plan: ...
+    `offered_load`: work that came lately, as a share of what the replicas can do. `missed`: see
+    `QueueLoad`.
+    """
+
+    def plan(
+        self,
+        queued: Sequence[Queued],
+        replicas: float,
+        now_s: float,
+        offered_load: float,
+        missed: float,
+    ) -> Plan: ...
 
 
 class AdmissionPolicy(Protocol):

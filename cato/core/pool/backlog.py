@@ -283,9 +283,10 @@ class Backlog:
     def _plan_again(self, ordering: PlanningPolicy, now_s: float) -> None:
         """Only calls that may now go first too early or too late get new ranks."""
         self._changes = 0
-        speed = max(1, len(self._accepting)) * self.pressure.pace
-        old = self._plan.start_by_s
-        self._plan = ordering.plan(self.pressure.queued(), speed, now_s)
+        pressure, replicas = self.pressure, max(1, len(self._accepting))
+        offered_load = pressure.offered_load(now_s, replicas)
+        old, speed = self._plan.start_by_s, replicas * pressure.pace
+        self._plan = ordering.plan(pressure.queued(), speed, now_s, offered_load, pressure.missed)
         new = self._plan.start_by_s
         outdated = [id for id in old if id not in new]
         for place, (id, by_s) in enumerate(new.items()):

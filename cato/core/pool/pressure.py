@@ -1,7 +1,7 @@
 """Queue pressure: work that can still meet its SLO, and the share that no longer can.
 
-While all calls can be in time, the order is by deadline. If some must be late, it is better to miss
-the long ones: shortest first. `ForesightOrdering` switches on what is measured here.
+While all calls can be in time, none is dropped. If some must be late, it is better to miss the long
+ones. `ForesightOrdering` plans by what is measured here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from cato.core.policies import Queued
 MEMORY_S = 10.0
 # Arrivals are averaged over `RECENT_S`, and are expected to go on like this for `TREND_S`.
 RECENT_S, TREND_S = 0.1, 0.25
+# The offered load is that of new calls of the last seconds, from so many on.
+OFFERED_S, FIRST_OFFERED_S = 2.0, 0.3
 # Work done is averaged over so many replica-seconds, from `FIRST_PACE_S` of them on.
 PACE_MEMORY_S, FIRST_PACE_S = 10.0, 0.5
 LEAST_PACE, MOST_PACE = 0.5, 4.0
@@ -92,6 +94,8 @@ class Pressure:
     _ended_at_s: float | None = None
     _arriving: float = 0.0
     _arrived_at_s: float = 0.0
+    _offered: Tally = field(default_factory=lambda: Tally(OFFERED_S))
+    _first_at_s: float | None = None
     _crowded_from_s: float = 0.0
     _loads_s: dict[InvocationId, tuple[float, float, Kind]] = field(default_factory=dict)
     _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
@@ -107,6 +111,9 @@ class Pressure:
         """A call joined that must start by `latest_s`."""
         self._arriving = self._arriving_at(now_s) + load_s / RECENT_S
         self._arrived_at_s = now_s
+        if kind in NEWCOMERS:
+            self._offered.add(load_s, now_s, is_lost=False)
+            self._first_at_s = now_s if self._first_at_s is None else self._first_at_s
         if not self._loads_s:
             self._crowded_from_s = now_s
         self._loads_s[id] = latest_s, load_s, kind
@@ -221,6 +228,15 @@ class Pressure:
         """
         self._rests.see(now_s)
         return self._rests.share_lost(gained=FIRST_RESTS, lost=self.resting)
+
+    def offered_load(self, now_s: float, replicas: int) -> float:
+        """Work of new calls that came lately, as a share of what `replicas` can do; 0 before the
+        first."""
+        if self._first_at_s is None:
+            return 0.0
+        self._offered.see(now_s)
+        over_s = OFFERED_S * (1.0 - exp((self._first_at_s - now_s) / OFFERED_S))
+        return self.needs_s(self._offered.gained, replicas) / max(FIRST_OFFERED_S, over_s)
 
     def _arriving_at(self, now_s: float) -> float:
         """Recent replica-seconds of work per second that joined the queue."""

@@ -23,9 +23,10 @@ LEAST_REVIEW_S = 1e-3
 class ForesightOrdering:
     """The calls that the plan of the queue keeps, in its order; then others; hopeless last.
 
-    The plan keeps as many calls in time as possible (`keep_most`), as if all of them took `stretch`
-    times as long: more will come, and estimates err. Turns of sessions that it keeps go by
-    deadline: one that comes sooner leaves its session more time. Of the others the one with the
+    The plan keeps as many calls in time as possible (`keep_most`), as if all of them took longer
+    (`_stretch`): more will come. Of those kept, the shortest go first, but a longer one waits for
+    them only while it has `margin` times the time that it needs. Turns of sessions that are kept go
+    by deadline: one that comes sooner leaves its session more time. Of the others the one with the
     least work per chance goes first: it costs the others least. Work counts more the less likely it
     is in time, by the belief about its length. Streams whose work differs by less than their
     decoding may (`alike` times) go by arrival. Where prompts take nearly all the time, the order is
@@ -46,7 +47,10 @@ class ForesightOrdering:
     `most_in_vain` of them were in vain.
     """
 
-    stretch: float = 3.0
+    margin: float = 6.0
+    # What an overload that lasts adds to it, and from which share of missed work on it is one.
+    lasting: float = 8.0
+    lasts_from: float = 0.05
     relaxed: float = 5.0
     unlikely: float = UNLIKELY
     alike: float = 1.2
@@ -57,8 +61,29 @@ class ForesightOrdering:
     # A rank by chance is computed again after this share of the work, because it changes over time.
     refreshed: float = 0.1
 
-    def plan(self, queued: Sequence[Queued], replicas: float, now_s: float) -> Plan:
-        return keep_most(queued, replicas / self.stretch, now_s)
+    def plan(
+        self,
+        queued: Sequence[Queued],
+        replicas: float,
+        now_s: float,
+        offered_load: float,
+        missed: float,
+    ) -> Plan:
+        stretch = self._stretch(offered_load, missed)
+        return keep_most(queued, replicas, now_s, stretch, self.margin)
+
+    def _stretch(self, offered_load: float, missed: float) -> float:
+        """How many times the queued work counts, as more comes before it is done; up to `margin`.
+
+        If work comes as it came lately, at `offered_load`, then in the time of a call's slack as
+        much as `offered_load - 1` of it comes on top, so the queue may only take the rest of it.
+        Once work is missed the overload lasts: then a queue that uses up all slack only makes all
+        calls start at the last moment, where every error makes them late.
+        """
+        beyond = max(0.0, offered_load - 1.0)
+        soon = 1.0 / max(1.0 / self.margin, 1.0 - beyond)
+        lasting = 1.0 + self.lasting * beyond * min(1.0, missed / self.lasts_from)
+        return min(self.margin, max(soon, lasting))
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
         deadline_s = invocation.deadline_s

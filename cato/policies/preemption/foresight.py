@@ -46,11 +46,12 @@ class ForesightPreemption:
     such a pace that takes at most `again` of its share of the work to come, times the cube of the
     share of such rests that were not in vain: where many replicas share a queue, a place is free
     soon, and its rest only takes one from others.
-    In a crowd the wait of the last queued stream exceeds `crowded` of the first one's slack at
-    arrival. Then as many streams rest at once as queued ones can still begin in time, even if the
-    first could wait for the next slot. A crowd may last `lasts` times as long again as it has
-    lasted, and a stream whose pace is no SLO rests only if it then still keeps that of a reader: in
-    an overload that lasts, a rest makes room for one call and takes it from another.
+    In a crowd the wait of the last queued stream exceeds the first one's slack at arrival: it would
+    be late, too, in its place. Then as many streams rest at once as queued ones can still begin in
+    time, even if the first could wait for the next slot. A crowd may last `lasts` times as long
+    again as it has lasted, and a stream whose pace is no SLO rests only if it then still keeps that
+    of a reader: in an overload that lasts, a rest makes room for one call and takes it from
+    another.
     """
 
     least_gain: float = 0.1
@@ -59,7 +60,6 @@ class ForesightPreemption:
     longest_queue: int = 7
     most_loss: float = 0.02
     again: float = 0.3
-    crowded: float = 0.5
     lasts: float = 2.0
     deep: float = 0.5
 
@@ -117,7 +117,7 @@ class ForesightPreemption:
         """Streams that rest while queued ones begin, one for each that can still be in time."""
         profile, first = replica.profile, waiting[0]
         slack_s = first.deadline_s - first.arrived_at_s - profile.first_token_s(first.prompt_tokens)
-        if not first.until_first_token or load.ahead_s <= self.crowded * slack_s:
+        if not first.until_first_token or load.ahead_s <= slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
         lasts_s = self.lasts * load.crowded_s

@@ -16,7 +16,7 @@ from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
 
-# One at a time, a prompt token a millisecond; the policy plans with three times as long.
+# One at a time, a prompt token a millisecond.
 PROFILE = a_profile(prefill_s=0.0, token_s=0.0, slots=1)
 PROFILE = replace(PROFILE, prefill_per_token_s=0.001)
 
@@ -88,3 +88,9 @@ def test_in_a_long_queue_a_newcomer_has_its_place_before_the_next_plan() -> None
     pool.offer(*(a_stream(f"{n}", 0.3, 99.0) for n in range(40)))
     pool.offer(a_stream("short", 0.1, 99.0))
     assert pool.started()[0] == "short"
+
+
+def test_calls_of_one_size_go_as_they_came() -> None:
+    pool, names = Pool(), [f"{n:02d}" for n in range(40)]
+    pool.offer(*(a_stream(name, 0.3, 99.0) for name in names))
+    assert pool.started() == names

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
+    FIRST_OFFERED_S,
     FIRST_RESTS,
     LATE_BURST_S,
     LATE_SHARE,
     LEAST_PACE,
     MEMORY_S,
     MOST_PACE,
+    OFFERED_S,
     RECENT_S,
     RESTS_MEMORY_S,
     TREND_S,
@@ -235,3 +237,25 @@ def test_late_turns_never_get_more_than_that(turns: list[tuple[float, float]]) -
             share.begins(load_s, now_s, 1)
             used_s += load_s
         assert used_s <= LATE_BURST_S + LATE_SHARE * now_s + 50.0
+
+
+@given(st.floats(0.2, 3.0), st.integers(1, 8), st.floats(0.4, 20.0))
+def test_the_offered_load_is_what_comes_as_a_share_of_what_can_be_done(
+    load: float, replicas: int, for_s: float
+) -> None:
+    pressure, each_s = Pressure(), 0.01
+    assert pressure.offered_load(5.0, replicas) == 0.0
+    gap_s = each_s / (load * replicas)
+    for n in range(int(for_s / gap_s)):
+        pressure.join(InvocationId(f"{n}"), 1e9, each_s, n * gap_s)
+    pressure.join(InvocationId("rests"), 1e9, 50.0, for_s, Kind.REST)
+    assert pressure.offered_load(for_s, replicas) == pytest.approx(load, rel=0.1)
+    pressure.pace = 2.0
+    assert pressure.offered_load(for_s, replicas) == pytest.approx(load / 2, rel=0.1)
+    assert pressure.offered_load(for_s + 10 * OFFERED_S, replicas) < 0.001
+
+
+def test_the_first_calls_are_no_overload() -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("first"), 9.0, 0.1, 0.0)
+    assert pressure.offered_load(0.0, 1) == pytest.approx(0.1 / FIRST_OFFERED_S)

@@ -191,10 +191,10 @@ def test_a_stream_whose_pace_is_an_slo_may_be_the_last_to_go_on() -> None:
 @pytest.mark.parametrize(
     ("waits", "wait_s", "rests"),
     [
-        pytest.param([2.0], 1.2, ["long"], id="one for the only one that waits"),
-        pytest.param([2.0, 2.0, 2.0], 1.2, ["long", "short"], id="as many as wait, if they can"),
-        pytest.param([2.0, 1.05], 1.2, ["long"], id="not for one that is late at any rate"),
-        pytest.param([2.0], 0.8, [], id="no crowd"),
+        pytest.param([2.0], 2.2, ["long"], id="one for the only one that waits"),
+        pytest.param([2.0, 2.0, 2.0], 2.2, ["long", "short"], id="as many as wait, if they can"),
+        pytest.param([2.0, 1.05], 2.2, ["long"], id="not for one that is late at any rate"),
+        pytest.param([2.0], 1.8, [], id="no crowd"),
     ],
 )
 def test_in_a_crowd_streams_rest_even_if_the_first_could_wait_for_a_place(
@@ -246,7 +246,7 @@ def how_many_give_way(tpot_s: float, **load: float) -> tuple[int, int]:
     queued = replace(STREAM, id=InvocationId("w"), deadline_s=1.3)
     to_one = gives_way(replica, queued, **load)
     crowd = replace(queued, deadline_s=2.0, arrived_at_s=-0.1)
-    in_a_crowd = gives_way(replica, crowd, place_s=0.0, ahead_s=1.2, rest_s=0.5, **load)
+    in_a_crowd = gives_way(replica, crowd, place_s=0.0, ahead_s=2.2, rest_s=0.5, **load)
     return len(to_one), len(in_a_crowd)
 
 

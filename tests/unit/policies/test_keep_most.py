@@ -64,22 +64,58 @@ def test_the_shortest_goes_first_unless_a_longer_one_would_be_late() -> None:
     assert order(0.9) == [long, short]
 
 
-@pytest.mark.parametrize(
-    ("load_s", "place"),
-    [
-        pytest.param(0.5, 5.0, id="before the first larger one"),
-        pytest.param(2.0, 8.0, id="before the last"),
-        pytest.param(4.0, 20.0, id="behind all: by its own latest start"),
-        pytest.param(9.0, inf, id="as large as one that is not kept"),
-    ],
+def test_with_a_margin_a_longer_one_goes_first_while_it_could_still_wait() -> None:
+    long, short = InvocationId("long"), InvocationId("short")
+    queued = [(2.0, 4.0, long), (9.0, 1.0, short)]
+    assert list(keep_most(queued, 1.0, 0.0, margin=2.0).start_by_s) == [short, long]
+    assert list(keep_most(queued, 1.0, 0.0, margin=2.1).start_by_s) == [long, short]
+
+
+@given(QUEUES, st.floats(1.0, 9.0), st.floats(1.0, 9.0))
+def test_a_margin_changes_the_order_only(
+    queued: list[Queued], stretch: float, margin: float
+) -> None:
+    plain = keep_most(queued, REPLICAS, 0.0, stretch)
+    plan = keep_most(queued, REPLICAS, 0.0, stretch, margin)
+    assert set(plan.start_by_s) == set(plain.start_by_s)
+    assert plan.least_dropped_s == plain.least_dropped_s
+    slower = keep_most(queued, REPLICAS / stretch, 0.0)
+    assert set(plain.start_by_s) == set(slower.start_by_s), "stretched work is a slower replica"
+
+
+LONG_QUEUES = st.lists(
+    st.tuples(st.floats(0.0, 900.0), st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0])), max_size=200
 )
-def test_a_call_that_came_later_has_a_place_too(load_s: float, place: float) -> None:
-    calls = [(5.0, 1.0), (8.0, 3.0), (3.0, 9.0)]
+
+
+@given(LONG_QUEUES, st.floats(0.0, 900.0), st.floats(0.5, 9.0))
+def test_a_call_that_came_later_goes_after_the_last_one_that_is_not_larger(
+    calls: list[tuple[float, float]], latest_s: float, load_s: float
+) -> None:
+    """Of those that end before it must start."""
     queued = [(by_s, s, InvocationId(f"{n}")) for n, (by_s, s) in enumerate(calls)]
     plan = keep_most(queued, 1.0, 0.0)
-    assert list(plan.start_by_s) == ["0", "1"]
-    assert plan.place_of(InvocationId("0"), 20.0, 9.0) == pytest.approx(5.0, abs=2 * BY_LOAD)
-    assert plan.place_of(InvocationId("new"), 20.0, load_s) == pytest.approx(place, abs=5 * BY_LOAD)
+    place = plan.place_of(InvocationId("new"), latest_s, load_s)
+    if load_s >= plan.least_dropped_s:
+        assert place == inf
+        return
+    places, loads = list(plan.start_by_s.values()), [queued[int(id)][1] for id in plan.start_by_s]
+    assert plan.loads_s == loads
+    assert plan.ends_s == pytest.approx([sum(loads[: n + 1]) for n in range(len(loads))])
+    ahead = [n for n, s in enumerate(loads) if s <= load_s and plan.ends_s[n] <= latest_s]
+    own = latest_s + BY_LOAD * load_s
+    if ahead:
+        assert place == min(own, places[ahead[-1]])
+    elif places and loads[0] > load_s:
+        assert place < places[0]
+    else:
+        assert place <= own
+
+
+def test_what_is_kept_has_its_own_place() -> None:
+    queued = [(5.0, 1.0, InvocationId("a")), (8.0, 3.0, InvocationId("b"))]
+    plan = keep_most(queued, 1.0, 0.0)
+    assert plan.place_of(InvocationId("a"), 20.0, 9.0) == pytest.approx(5.0, abs=2 * BY_LOAD)
 
 
 def test_nothing_is_planned_for_an_empty_queue() -> None:

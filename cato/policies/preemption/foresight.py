@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -33,6 +33,9 @@ class ForesightPreemption:
     Hopeless calls: while a call that can be in time is queued, they yield if the calls beside them
     gain from shorter steps, or if the queued call needs their slot. They go after all calls that
     can be met. At lighter load they continue: they would only come back later, at the same cost.
+    Calls without an SLO, at any load: as few as possible, if the first queued call and those that
+    run then meet more SLOs, by at least `least_by_pace`: where slots are many, what is short is not
+    slots but the time of a step.
     Calls with slack: the pool is full, and exchanging the running call with the first queued call,
     until the next slot frees, meets more SLOs, by at least `least_exchange`. What it costs to
     process the context again is subtracted, as a share of the queued call's service. In a queue
@@ -56,6 +59,7 @@ class ForesightPreemption:
 
     least_gain: float = 0.1
     least_exchange: float = 0.05
+    least_by_pace: float = 0.5
     # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
     most_loss: float = 0.02
@@ -90,6 +94,9 @@ class ForesightPreemption:
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
                 return [(p.invocation.id, reason) for p in lost]
+        without_slo = self._without_slo(replica, waiting, now_s, outlook)
+        if without_slo:
+            return without_slo
         # All its calls may have been leased before a restart of the router.
         if replica.held < replica.max_running or not pairs:
             return ()
@@ -106,6 +113,37 @@ class ForesightPreemption:
         if wait_s <= 0:
             return ()
         return self._exchange(replica, waiting, now_s, wait_s, load)
+
+    def _without_slo(
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        outlook: Outlook,
+    ) -> Sequence[tuple[InvocationId, str]]:
+        """Calls without an SLO, if the first queued call could not keep its SLO beside them."""
+        profile, running = replica.profile, outlook.prospects
+        others = [p for p in running if _has_no_slo(p)]
+        first = waiting[0] if others and waiting else None
+        if first is None or not can_be_met(first, profile, now_s):
+            return ()
+        if not takes_prompt(replica, first):
+            return ()
+        candidate = prospect_of_newcomer(first)
+        start_s = now_s + profile.prefill_s(first.prompt_tokens)
+
+        def met(running: Sequence[Prospect]) -> float:
+            return sum(beside(profile, running, candidate, start_s, replica.first_late_s))
+
+        before = met(running)
+        others.sort(key=lambda p: (-p.left_tokens, p.invocation.id))
+        for some in (others[:n] for n in _doubling(len(others))):
+            gone = {p.invocation.id for p in some}
+            gain = met([p for p in running if p.invocation.id not in gone]) - before
+            if gain >= self.least_by_pace:
+                reason = f"no SLO; {first.id} needs its share of the steps: {gain:.2f} SLOs more"
+                return [(p.invocation.id, reason) for p in some]
+        return ()
 
     def _resting(
         self,
@@ -241,6 +279,22 @@ def _keeps_pace(prospect: Prospect, end_s: float) -> bool:
     tokens = prospect.generated + prospect.left_tokens
     due_s = due_at_pace_s(prospect.invocation.deadline_s, READING_S, tokens)
     return prospect.generated > 0 and end_s <= due_s
+
+
+def _has_no_slo(prospect: Prospect) -> bool:
+    """Whether it has no SLO, can go on later, and its prompt would not have been in vain."""
+    call = prospect.invocation
+    can_yield = call.resumable and not call.session and prospect.generated > 0
+    return call.deadline_s == inf and can_yield
+
+
+def _doubling(most: int) -> Iterator[int]:
+    """1, 2, 4 and so on, and at last `most`."""
+    n = 1
+    while n < most:
+        yield n
+        n *= 2
+    yield most
 
 
 def _share(prospect: Prospect, profile: Profile, batch: int) -> float:

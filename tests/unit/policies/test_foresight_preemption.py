@@ -293,3 +293,32 @@ def test_what_is_lost_gives_way_to_what_can_be_met() -> None:
 def test_nobody_changes_places_with_what_was_leased_before_a_restart() -> None:
     full = replace(a_full_replica(slots=1), held=1)
     assert gives_way(full, URGENT) == []
+
+
+def yields_to_a_pace(*running: Invocation, tokens: int = 20, **changes: object) -> list[str]:
+    """On a replica with more slots, to a stream that must keep 25 ms a token; a step takes 10 ms
+    and 5 ms more for each call in it."""
+    profile = replace(PROFILE, decode_per_request_s=0.005)
+    replica = a_full_replica(*running, slots=64, tokens=tokens)
+    replica = replace(replica, profile=profile)
+    stream = replace(STREAM, id=InvocationId("s"), deadline_s=2.0, tpot_target_s=0.025)
+    return gives_way(replica, replace(stream, **changes))
+
+
+WITHOUT_SLO = [an_exchangeable(f"n{n}", tokens=400 - n, due_s=inf) for n in range(8)]
+
+
+def test_calls_without_an_slo_leave_a_stream_its_pace_although_slots_are_free() -> None:
+    # Beside eight a step takes 55 ms, beside four 35 and beside none 15.
+    assert yields_to_a_pace(*WITHOUT_SLO) == [f"n{n}" for n in range(8)]
+    assert yields_to_a_pace(*WITHOUT_SLO[:4]) == ["n0", "n1"], "no more than needed"
+    assert yields_to_a_pace(*WITHOUT_SLO[:2]) == []
+
+
+def test_calls_without_an_slo_go_on_where_nothing_is_gained() -> None:
+    assert yields_to_a_pace(*WITHOUT_SLO, deadline_s=1.05) == [], "late at any rate"
+    assert yields_to_a_pace(*WITHOUT_SLO, tpot_target_s=inf) == [], "it has no pace to keep"
+    assert yields_to_a_pace(*WITHOUT_SLO, deadline_s=inf) == []
+    assert yields_to_a_pace(*WITHOUT_SLO, tokens=0) == [], "a prompt would be in vain"
+    stuck = [replace(call, resumable=False) for call in WITHOUT_SLO]
+    assert yields_to_a_pace(*stuck) == []

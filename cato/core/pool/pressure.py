@@ -92,8 +92,7 @@ class Pressure:
     _done_s: float = 0.0
     _spent_s: float = 0.0
     _ended_at_s: float | None = None
-    _arriving: float = 0.0
-    _arrived_at_s: float = 0.0
+    _arriving: Tally = field(default_factory=lambda: Tally(RECENT_S))
     _offered: Tally = field(default_factory=lambda: Tally(OFFERED_S))
     _first_at_s: float | None = None
     _crowded_from_s: float = 0.0
@@ -109,8 +108,7 @@ class Pressure:
         kind: Kind = Kind.NEW,
     ) -> None:
         """A call joined that must start by `latest_s`."""
-        self._arriving = self._arriving_at(now_s) + load_s / RECENT_S
-        self._arrived_at_s = now_s
+        self._arriving.add(load_s, now_s, is_lost=False)
         if kind in NEWCOMERS:
             self._offered.add(load_s, now_s, is_lost=False)
             self._first_at_s = now_s if self._first_at_s is None else self._first_at_s
@@ -199,7 +197,8 @@ class Pressure:
 
         If more work arrives than they can do, what will be queued soon counts as well.
         """
-        more = self._arriving_at(now_s) / (replicas * self.pace) - 1.0
+        self._arriving.see(now_s)
+        more = self.needs_s(self._arriving.gained, replicas) / RECENT_S - 1.0
         return self.needs_s(self.waiting_s, replicas) + TREND_S * max(0.0, more)
 
     def crowded_s(self, now_s: float) -> float:
@@ -237,10 +236,6 @@ class Pressure:
         self._offered.see(now_s)
         over_s = OFFERED_S * (1.0 - exp((self._first_at_s - now_s) / OFFERED_S))
         return self.needs_s(self._offered.gained, replicas) / max(FIRST_OFFERED_S, over_s)
-
-    def _arriving_at(self, now_s: float) -> float:
-        """Recent replica-seconds of work per second that joined the queue."""
-        return self._arriving * exp((self._arrived_at_s - now_s) / RECENT_S)
 
 
 @dataclass(slots=True)

@@ -124,9 +124,9 @@ class ForesightPreemption:
         """Calls without an SLO, if the first queued call could not keep its SLO beside them."""
         profile, running = replica.profile, outlook.prospects
         others = [p for p in running if _has_no_slo(p)]
-        first = waiting[0] if others and waiting else None
-        if first is None or not can_be_met(first, profile, now_s):
+        if not (others and waiting and can_be_met(waiting[0], profile, now_s)):
             return ()
+        first = waiting[0]
         if not takes_prompt(replica, first):
             return ()
         candidate = prospect_of_newcomer(first)
@@ -242,7 +242,7 @@ class ForesightPreemption:
             soon = chances(profile, back_s, urgent)
         found = []
         for i, (p, chance) in enumerate(zip(running, outlook.chances, strict=True)):
-            if not p.invocation.resumable or p.invocation.session:
+            if not _may_rest(p.invocation):
                 continue
             if p.invocation.until_first_token or p.invocation.deadline_s == inf:
                 loss, left_s = _pace_loss(p, late_s, step_s), p.left_tokens * step_s
@@ -281,11 +281,15 @@ def _keeps_pace(prospect: Prospect, end_s: float) -> bool:
     return prospect.generated > 0 and end_s <= due_s
 
 
+def _may_rest(invocation: Invocation) -> bool:
+    """Whether it can go on later, and leaves no context that its session needs."""
+    return invocation.resumable and not invocation.session
+
+
 def _has_no_slo(prospect: Prospect) -> bool:
-    """Whether it has no SLO, can go on later, and its prompt would not have been in vain."""
+    """Whether it has no SLO and may rest, and its prompt would not have been in vain."""
     call = prospect.invocation
-    can_yield = call.resumable and not call.session and prospect.generated > 0
-    return call.deadline_s == inf and can_yield
+    return call.deadline_s == inf and prospect.generated > 0 and _may_rest(call)
 
 
 def _doubling(most: int) -> Iterator[int]:

@@ -215,6 +215,8 @@ class Head(Sequence[Invocation]):
     def __getitem__(self, i: int | slice) -> Invocation | Sequence[Invocation]:
         if isinstance(i, slice):
             return [self[k] for k in range(*i.indices(len(self)))]
+        if 0 <= i < len(self._entries):  # read before: policies ask for the first one constantly
+            return self._entries[i][5].invocation
         i += len(self) if i < 0 else 0
         if not 0 <= i < len(self):
             raise IndexError(i)

@@ -77,10 +77,10 @@ class ForesightPreemption:
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
-        pairs = list(zip(outlook.prospects, outlook.chances, strict=True))
+        running = outlook.prospects
         lost = [
             p
-            for p, c in pairs
+            for p, c in zip(running, outlook.chances, strict=True)
             if c <= 0
             and p.due_s < inf
             and not p.invocation.session
@@ -89,7 +89,7 @@ class ForesightPreemption:
         wanting = sum(can_be_met(i, profile, now_s) for i in waiting) if lost else 0
         if wanting:
             gone = {p.invocation.id for p in lost}
-            kept = [p for p, _ in pairs if p.invocation.id not in gone]
+            kept = [p for p in running if p.invocation.id not in gone]
             gain = sum(chances(profile, now_s, kept)) - outlook.total
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
@@ -98,7 +98,7 @@ class ForesightPreemption:
         if without_slo:
             return without_slo
         # All its calls may have been leased before a restart of the router.
-        if replica.held < replica.max_running or not pairs:
+        if replica.held < replica.max_running or not running:
             return ()
         if lost:
             worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
@@ -110,9 +110,10 @@ class ForesightPreemption:
         if resting:
             return resting
         wait_s = place_s()
-        if wait_s <= 0:
+        candidate = prospect_of_newcomer(waiting[0])
+        if wait_s <= 0 or _can_wait(candidate, replica, now_s + wait_s):
             return ()
-        return self._exchange(replica, waiting, now_s, wait_s, load)
+        return self._exchange(replica, waiting, candidate, now_s, wait_s, load)
 
     def _without_slo(
         self,
@@ -123,7 +124,7 @@ class ForesightPreemption:
     ) -> Sequence[tuple[InvocationId, str]]:
         """Calls without an SLO, if the first queued call could not keep its SLO beside them."""
         profile, running = replica.profile, outlook.prospects
-        others = [p for p in running if _has_no_slo(p)]
+        others = [p for p in running if p.invocation.deadline_s == inf and _has_begun(p)]
         if not (others and waiting and can_be_met(waiting[0], profile, now_s)):
             return ()
         first = waiting[0]
@@ -154,8 +155,10 @@ class ForesightPreemption:
     ) -> Sequence[tuple[InvocationId, str]]:
         """Streams that rest while queued ones begin, one for each that can still be in time."""
         profile, first = replica.profile, waiting[0]
+        if not first.until_first_token:
+            return ()
         slack_s = first.deadline_s - first.arrived_at_s - profile.first_token_s(first.prompt_tokens)
-        if not first.until_first_token or load.ahead_s <= slack_s:
+        if load.ahead_s <= slack_s:
             return ()
         outlook = replica.derived(outlook_of, now_s)
         lasts_s = self.lasts * load.crowded_s
@@ -171,6 +174,7 @@ class ForesightPreemption:
         self,
         replica: ReplicaView,
         waiting: Sequence[Invocation],
+        candidate: Prospect,
         now_s: float,
         place_s: float,
         load: QueueLoad,
@@ -189,7 +193,6 @@ class ForesightPreemption:
             return ()
         loss, _, at = min(losses)
         rest = [*running[:at], *running[at + 1 :]]
-        candidate = prospect_of_newcomer(first)
         start_s = now_s + profile.prefill_s(first.prompt_tokens)
         late_s = replica.first_late_s
         own, others = beside(profile, rest, candidate, start_s, late_s)
@@ -259,6 +262,23 @@ class ForesightPreemption:
         return found
 
 
+def _can_wait(candidate: Prospect, replica: ReplicaView, start_s: float) -> bool:
+    """Whether it is sure to be in time if its prompt begins at `start_s` in a batch as full as now.
+
+    No longer output than its belief's longest is expected.
+    """
+    call, profile = candidate.invocation, replica.profile
+    start_s += profile.prefill_s(call.prompt_tokens)
+    if call.until_first_token and start_s + replica.first_late_s > call.deadline_s:
+        return False
+    if candidate.due_s == inf:
+        return True
+    batch, points = len(replica.running), candidate.points
+    left_tokens = points[-1] - candidate.generated if points else candidate.left_tokens
+    context = (replica.context_tokens + call.prompt_tokens) / batch + left_tokens
+    return start_s + left_tokens * profile.decode_step_s(batch, context) <= candidate.due_s
+
+
 def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:
     """The chance that a stream falls behind its target pace if it goes on at `back_s` only.
 
@@ -286,10 +306,9 @@ def _may_rest(invocation: Invocation) -> bool:
     return invocation.resumable and not invocation.session
 
 
-def _has_no_slo(prospect: Prospect) -> bool:
-    """Whether it has no SLO and may rest, and its prompt would not have been in vain."""
-    call = prospect.invocation
-    return call.deadline_s == inf and prospect.generated > 0 and _may_rest(call)
+def _has_begun(prospect: Prospect) -> bool:
+    """Whether it may rest, and its prompt would not have been in vain."""
+    return prospect.generated > 0 and _may_rest(prospect.invocation)
 
 
 def _doubling(most: int) -> Iterator[int]:

@@ -18,8 +18,10 @@ from cato.core.policies import Queued
 MEMORY_S = 10.0
 # Arrivals are averaged over `RECENT_S`, and are expected to go on like this for `TREND_S`.
 RECENT_S, TREND_S = 0.1, 0.25
-# The offered load is that of new calls of the last seconds, from so many on.
+# The offered load is that of new calls of the last seconds, from so many on; if calls are few, of
+# about so many calls' work. It counts as if so many more had come at the rate of the replicas.
 OFFERED_S, FIRST_OFFERED_S = 2.0, 0.3
+OFFERED_CALLS, FEW_CALLS = 10.0, 3.0
 # Work done is averaged over so many replica-seconds, from `FIRST_PACE_S` of them on.
 PACE_MEMORY_S, FIRST_PACE_S = 10.0, 0.5
 LEAST_PACE, MOST_PACE = 0.5, 4.0
@@ -72,6 +74,39 @@ class Tally:
 
 
 @dataclass(slots=True)
+class Offered:
+    """The load that new calls bring."""
+
+    _loads_s: Tally = field(default_factory=lambda: Tally(OFFERED_S))
+    _calls: Tally = field(default_factory=lambda: Tally(OFFERED_S))
+    _first_at_s: float | None = None
+
+    def comes(self, load_s: float, now_s: float) -> None:
+        """A new call."""
+        self._loads_s.add(load_s, now_s, is_lost=False)
+        self._calls.add(1.0, now_s, is_lost=False)
+        self._first_at_s = now_s if self._first_at_s is None else self._first_at_s
+
+    def share(self, now_s: float, per_s: float) -> float:
+        """As a share of `per_s`, the load that can be done per second; 0 before the first call.
+
+        Of few calls a single one in a short time is no overload yet, so the work of `FEW_CALLS` is
+        assumed to have come in just the time that it takes.
+        """
+        if self._first_at_s is None:
+            return 0.0
+        self._loads_s.see(now_s)
+        self._calls.see(now_s)
+        memory_s, calls = self._loads_s.memory_s, self._calls.gained
+        over_s = memory_s * (1.0 - exp((self._first_at_s - now_s) / memory_s))
+        needs_s = self._loads_s.gained / per_s
+        call_s = needs_s / calls if calls > 0 else 0.0
+        self._loads_s.memory_s = self._calls.memory_s = max(OFFERED_S, OFFERED_CALLS * call_s)
+        few_s = FEW_CALLS * call_s
+        return (needs_s + few_s) / (max(FIRST_OFFERED_S, over_s) + few_s)
+
+
+@dataclass(slots=True)
 class Pressure:
     """Loads in replica-seconds.
 
@@ -93,8 +128,7 @@ class Pressure:
     _spent_s: float = 0.0
     _ended_at_s: float | None = None
     _arriving: Tally = field(default_factory=lambda: Tally(RECENT_S))
-    _offered: Tally = field(default_factory=lambda: Tally(OFFERED_S))
-    _first_at_s: float | None = None
+    _offered: Offered = field(default_factory=Offered)
     _crowded_from_s: float = 0.0
     _loads_s: dict[InvocationId, tuple[float, float, Kind]] = field(default_factory=dict)
     _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
@@ -110,8 +144,7 @@ class Pressure:
         """A call joined that must start by `latest_s`."""
         self._arriving.add(load_s, now_s, is_lost=False)
         if kind in NEWCOMERS:
-            self._offered.add(load_s, now_s, is_lost=False)
-            self._first_at_s = now_s if self._first_at_s is None else self._first_at_s
+            self._offered.comes(load_s, now_s)
         if not self._loads_s:
             self._crowded_from_s = now_s
         self._loads_s[id] = latest_s, load_s, kind
@@ -231,11 +264,7 @@ class Pressure:
     def offered_load(self, now_s: float, replicas: int) -> float:
         """Work of new calls that came lately, as a share of what `replicas` can do; 0 before the
         first."""
-        if self._first_at_s is None:
-            return 0.0
-        self._offered.see(now_s)
-        over_s = OFFERED_S * (1.0 - exp((self._first_at_s - now_s) / OFFERED_S))
-        return self.needs_s(self._offered.gained, replicas) / max(FIRST_OFFERED_S, over_s)
+        return self._offered.share(now_s, replicas * self.pace)
 
 
 @dataclass(slots=True)

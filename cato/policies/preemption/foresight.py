@@ -45,10 +45,10 @@ class ForesightPreemption:
     have started, if the streams still keep their pace. A pace that is an SLO must not be put at
     risk in a long queue (`most_loss`), because calls that arrive later delay the stream further. If
     more than `deep` of the work was missed lately, such a stream goes on: no time is left over in
-    which it could catch up. Tokens are kept; the context is processed again, and for a stream with
-    such a pace that takes at most `again` of its share of the work to come, times the cube of the
-    share of such rests that were not in vain: where many replicas share a queue, a place is free
-    soon, and its rest only takes one from others.
+    which it could catch up. Tokens are kept; the context is processed again, and in a long queue or
+    a crowd that takes, of a stream with such a pace, at most `again` of its share of the work to
+    come, times the cube of the share of such rests that were not in vain: where many replicas share
+    a queue, a place is free soon, and its rest only takes one from others.
     In a crowd the wait of the last queued stream exceeds the first one's slack at arrival: it would
     be late, too, in its place. Then as many streams rest at once as queued ones can still begin in
     time, even if the first could wait for the next slot. A crowd may last `lasts` times as long
@@ -238,7 +238,8 @@ class ForesightPreemption:
         most_loss = self.most_loss if is_long else 1.0
         if load.missed > self.deep:
             most_loss = NEVER
-        most_again = self.again * (1.0 - load.in_vain) ** 3
+        # In a short queue an exchange is worth that cost, or it is not made.
+        most_again = self.again * (1.0 - load.in_vain) ** 3 if is_long else inf
         soon: list[float] = []
         if price < inf:
             urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
-    FIRST_OFFERED_S,
+    FEW_CALLS,
     FIRST_RESTS,
     LATE_BURST_S,
     LATE_SHARE,
     LEAST_PACE,
     MEMORY_S,
     MOST_PACE,
+    OFFERED_CALLS,
     OFFERED_S,
     RECENT_S,
     RESTS_MEMORY_S,
@@ -239,23 +240,41 @@ def test_late_turns_never_get_more_than_that(turns: list[tuple[float, float]]) -
         assert used_s <= LATE_BURST_S + LATE_SHARE * now_s + 50.0
 
 
-@given(st.floats(0.2, 3.0), st.integers(1, 8), st.floats(0.4, 20.0))
+@given(st.floats(0.2, 3.0), st.integers(1, 3), st.floats(0.4, 8.0))
 def test_the_offered_load_is_what_comes_as_a_share_of_what_can_be_done(
     load: float, replicas: int, for_s: float
 ) -> None:
-    pressure, each_s = Pressure(), 0.01
+    pressure, each_s = Pressure(), 0.003
     assert pressure.offered_load(5.0, replicas) == 0.0
     gap_s = each_s / (load * replicas)
     for n in range(int(for_s / gap_s)):
         pressure.join(InvocationId(f"{n}"), 1e9, each_s, n * gap_s)
     pressure.join(InvocationId("rests"), 1e9, 50.0, for_s, Kind.REST)
-    assert pressure.offered_load(for_s, replicas) == pytest.approx(load, rel=0.1)
+    assert pressure.offered_load(for_s, replicas) == pytest.approx(load, rel=0.15)
     pressure.pace = 2.0
-    assert pressure.offered_load(for_s, replicas) == pytest.approx(load / 2, rel=0.1)
-    assert pressure.offered_load(for_s + 10 * OFFERED_S, replicas) < 0.001
+    assert pressure.offered_load(for_s, replicas) == pytest.approx(load / 2, rel=0.2)
+    assert pressure.offered_load(for_s + 10 * OFFERED_S, replicas) < 0.02
 
 
 def test_the_first_calls_are_no_overload() -> None:
     pressure = Pressure()
     pressure.join(InvocationId("first"), 9.0, 0.1, 0.0)
-    assert pressure.offered_load(0.0, 1) == pytest.approx(0.1 / FIRST_OFFERED_S)
+    assert pressure.offered_load(0.0, 1) < 1.0
+
+
+@given(st.floats(0.5, 60.0), st.floats(0.0, 3.0))
+def test_a_single_long_call_is_no_overload(load_s: float, later_s: float) -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("long"), 9.0, load_s, 0.0)
+    assert pressure.offered_load(later_s, 1) <= 1.0 + 1.0 / FEW_CALLS
+
+
+@given(st.floats(0.2, 2.0), st.floats(1.0, 20.0))
+def test_the_load_of_long_calls_shows_after_some_of_them(load: float, load_s: float) -> None:
+    pressure, gap_s = Pressure(), load_s / load
+    for n in range(40):
+        pressure.join(InvocationId(f"{n}"), 1e9, load_s, n * gap_s)
+        pressure.offered_load(n * gap_s, 1)
+    # Halfway between two calls: what has come by then.
+    seen = 1.0 + (load - 1.0) * OFFERED_CALLS / (OFFERED_CALLS + FEW_CALLS)
+    assert pressure.offered_load(39.5 * gap_s, 1) == pytest.approx(seen, rel=0.07)

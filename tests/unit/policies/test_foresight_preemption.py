@@ -227,7 +227,8 @@ def test_only_streams_that_wait_make_a_crowd() -> None:
     [
         pytest.param(inf, 4, 1, True, id="no pace to keep"),
         pytest.param(0.04, 1, 1, True, id="little to compute again"),
-        pytest.param(0.04, 4, 1, False, id="its context costs the batch a third of its rest"),
+        pytest.param(0.04, 4, 1, True, id="its context costs the batch a third of its rest"),
+        pytest.param(0.04, 4, 8, False, id="a third of its rest, and a long queue"),
         pytest.param(0.02, 1, 1, True, id="a risk"),
         pytest.param(0.02, 1, 8, False, id="a risk, and a long queue"),
     ],
@@ -275,13 +276,14 @@ def test_streams_do_not_rest_in_a_crowd_that_has_lasted(
 
 
 @pytest.mark.parametrize(
-    ("tpot_s", "in_vain", "yields"), [(0.04, 0.2, 1), (0.04, 0.7, 0), (inf, 0.7, 1)]
+    ("tpot_s", "in_vain", "rests"), [(0.04, 0.2, 1), (0.04, 0.7, 0), (inf, 0.7, 1)]
 )
-def test_where_rests_of_streams_with_a_target_pace_are_in_vain_these_go_on(
-    tpot_s: float, in_vain: float, yields: int
+def test_where_rests_of_streams_with_a_target_pace_are_in_vain_these_go_on_in_a_crowd(
+    tpot_s: float, in_vain: float, rests: int
 ) -> None:
-    """The more rests were in vain, the less may the next one cost."""
-    assert how_many_give_way(tpot_s, in_vain=in_vain) == (yields, yields)
+    """The more rests were in vain, the less may the next one cost; not a rest for a single call,
+    which is worth its cost."""
+    assert how_many_give_way(tpot_s, in_vain=in_vain) == (1, rests)
 
 
 def test_what_is_lost_gives_way_to_what_can_be_met() -> None:

@@ -264,18 +264,17 @@ class ForesightPreemption:
 
 
 def _can_wait(candidate: Prospect, replica: ReplicaView, start_s: float) -> bool:
-    """Whether it is sure to be in time if its prompt begins at `start_s` in a batch as full as now.
-
-    No longer output than its belief's longest is expected.
-    """
+    """Whether it is sure to be in time if its prompt begins at `start_s` in a batch as full as now,
+    as long as its output is not longer than believed."""
     call, profile = candidate.invocation, replica.profile
     start_s += profile.prefill_s(call.prompt_tokens)
     if call.until_first_token and start_s + replica.first_late_s > call.deadline_s:
         return False
     if candidate.due_s == inf:
         return True
-    batch, points = len(replica.running), candidate.points
-    left_tokens = points[-1] - candidate.generated if points else candidate.left_tokens
+    if candidate.first == len(candidate.points):
+        return False  # it is longer already, and nobody knows by how much
+    batch, left_tokens = len(replica.running), candidate.points[-1] - candidate.generated
     context = (replica.context_tokens + call.prompt_tokens) / batch + left_tokens
     return start_s + left_tokens * profile.decode_step_s(batch, context) <= candidate.due_s
 

@@ -9,6 +9,7 @@ import pytest
 from kits.builders import a_profile, an_invocation
 
 from cato.core.ids import DeploymentName, InvocationId, ReplicaId
+from cato.core.length import LengthBelief
 from cato.core.policies import QueueLoad
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
 from cato.policies.preemption.foresight import ForesightPreemption
@@ -90,6 +91,11 @@ def test_nobody_changes_places_without_gain(
     runs: Invocation, waits: Invocation, place_s: float
 ) -> None:
     assert gives_way(a_full_replica(runs), waits, place_s=place_s) == []
+
+
+def test_a_call_that_is_longer_than_believed_is_never_sure_to_be_in_time() -> None:
+    longer = replace(URGENT, generated=1000, deadline_s=2.2, length=LengthBelief((100.0,)))
+    assert gives_way(a_full_replica(PATIENT), longer) == ["patient"]
 
 
 def test_what_goes_on_later_must_be_able_to_wait_once_more() -> None:

@@ -203,8 +203,8 @@ class Policies:
     `shuffled` in the order of their draws. `strict`: while a call is passed over, none with a
     larger rank value is tried. `reserve`: the share of dispatches for calls without an SLO while
     one of them has waited for `reserve_after_s`, so that they never starve; late binding only.
-    `corrects`: profiles and beliefs of lengths are corrected by observations (see
-    `cato.core.pool.pace`). `max_queued_tokens`, `refuse_late` and `patience_s` (inf: all may wait)
+    `corrects`: profiles are corrected by observations, and so are guesses about lengths (see
+    `cato.core.pool.pace`, `cato.core.pool.usual_lengths`). `max_queued_tokens`, `refuse_late` and `patience_s` (inf: all may wait)
     as in `PoolPolicies`. `mapping` chooses from the whole queue, in the order of `ordering`:
     admission (and, with late binding, routing) is then not asked, and `window` and `reserve` have
     no effect. `retain_s`: how long the KV blocks of an answer with a tool call are protected from

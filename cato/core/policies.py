@@ -204,11 +204,12 @@ class Policies:
     larger rank value is tried. `reserve`: the share of dispatches for calls without an SLO while
     one of them has waited for `reserve_after_s`, so that they never starve; late binding only.
     `corrects`: profiles are corrected by observations, and so are guesses about lengths (see
-    `cato.core.pool.pace`, `cato.core.pool.usual_lengths`). `max_queued_tokens`, `refuse_late` and `patience_s` (inf: all may wait)
-    as in `PoolPolicies`. `mapping` chooses from the whole queue, in the order of `ordering`:
-    admission (and, with late binding, routing) is then not asked, and `window` and `reserve` have
-    no effect. `retain_s`: how long the KV blocks of an answer with a tool call are protected from
-    eviction (simulated engines only: vLLM has no such order). `by_turns`: a call may start only
+    `cato.core.pool.pace`, `cato.core.pool.usual_lengths`). `max_queued_tokens`, `refuse_late` and
+    `patience_s` (inf: all may wait) as in `PoolPolicies`. `mapping` chooses from the whole queue,
+    in the order of `ordering`: admission (and, with late binding, routing) is then not asked, and
+    `window` and `reserve` have no effect. `retain_s`: how long the KV blocks of an answer with a
+    tool call are protected from eviction (simulated engines only: vLLM has no such order).
+    `by_turns`: a call may start only
     after `TurnCame`, for pools that share their replicas. `asks_at_once`: a new call that comes
     first and that no replica takes asks `preemption` at once; late binding only.
     """

@@ -209,9 +209,9 @@ class Policies:
     in the order of `ordering`: admission (and, with late binding, routing) is then not asked, and
     `window` and `reserve` have no effect. `retain_s`: how long the KV blocks of an answer with a
     tool call are protected from eviction (simulated engines only: vLLM has no such order).
-    `by_turns`: a call may start only
-    after `TurnCame`, for pools that share their replicas. `asks_at_once`: a new call that comes
-    first and that no replica takes asks `preemption` at once; late binding only.
+    `by_turns`: a call may start only after `TurnCame`, for pools that share their replicas.
+    `asks_at_once`: a new call that comes first and that no replica takes asks `preemption` at once;
+    late binding only.
     """
 
     routing: RoutingPolicy

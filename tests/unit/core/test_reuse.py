@@ -213,7 +213,7 @@ async def streamed_text(http: httpx.AsyncClient, body: dict[str, Any]) -> str:
 async def test_followers_have_the_whole_answer_when_the_leaders_client_leaves(
     tmp_path: Path, is_streamed: bool
 ) -> None:
-    slow = a_pool("sim-slow", "slow", step_s=0.01, prefill_s=0.1)
+    slow = a_pool("sim-slow", "slow", step_s=0.03, prefill_s=0.1)
     body = {**PROMPT, "model": "slow", "max_tokens": 40, "ignore_eos": True}
     async with (
         running(tmp_path, slow, workflows=(), reuse=ReuseLimits()) as kit,

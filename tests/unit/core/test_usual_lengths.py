@@ -52,7 +52,7 @@ def test_a_turn_that_goes_on_has_less_to_come() -> None:
     assert usual.believed(rest).expected_tokens == 100
     longer = replace(rest, generated=500)
     assert usual.believed(longer).expected_tokens == 100, "a fifth of itself"
-    assert usual.believed(a_turn()).expected_tokens == 400, "its guess of 501 is nobody's limit"
+    assert usual.believed(a_turn()).expected_tokens == 400, "its 501 tokens limit no other"
 
 
 def test_what_a_call_generated_before_it_lost_its_replica_counts() -> None:

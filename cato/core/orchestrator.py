@@ -39,7 +39,6 @@ from cato.core.pool.queue import Head, Waiting
 from cato.core.pool.refusal import Refusal
 from cato.core.pool.replica import Replica
 from cato.core.pool.replicas import BY_ID, Replicas
-from cato.core.pool.usual_lengths import UsualLengths
 from cato.core.record import changed
 from cato.core.snapshot import Invocation, ReplicaSnapshot
 
@@ -91,7 +90,6 @@ class PoolOrchestrator:
             name, self._backlog, self._replicas, self._leases, self._refusal
         )
         self._buffers = Buffers()
-        self._lengths = UsualLengths()
         # Preempted attempts that their ingress has not offered again yet, by invocation.
         self._taken_back: dict[InvocationId, int] = {}
 
@@ -247,7 +245,7 @@ class PoolOrchestrator:
     def _offer(self, event: InvocationOffered) -> tuple[Command, ...]:
         invocation, now_s = event.invocation, event.now_s
         if self._backlog.policies.corrects:
-            invocation = self._lengths.believed(invocation)
+            invocation = self._leases.lengths.believed(invocation)
         if not invocation.buffer:
             return self._take(invocation, now_s, [])
         latest = self._buffers.latest(invocation.buffer)
@@ -348,8 +346,6 @@ class PoolOrchestrator:
         # The call's end and its preemption may cross; then no next attempt will be offered.
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
-            if event.outcome == "done" and self._backlog.policies.corrects:
-                self._lengths.ended(lease.running.invocation, event.output_tokens)
             freed += self._leases.end(lease, event)
         elif has_crossed and id in self._waiting:
             self._backlog.remove(self._waiting[id])

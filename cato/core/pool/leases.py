@@ -9,6 +9,7 @@ from cato.core.pool.backlog import Backlog
 from cato.core.pool.pace import MOST_PROMPTS
 from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import BY_ID, Replicas
+from cato.core.pool.usual_lengths import UsualLengths
 from cato.core.pool.window import learnt_dispatch_s, learnt_late_s
 from cato.core.snapshot import Invocation, Running
 
@@ -21,13 +22,14 @@ LEASE_GRACE_S = 6.0
 class Leases:
     """Keeps the counts of replicas and the shares of tenants in step with the leases."""
 
-    __slots__ = ("_adopters", "_backlog", "_replicas", "_shares", "by_id")
+    __slots__ = ("_adopters", "_backlog", "_replicas", "_shares", "by_id", "lengths")
 
     def __init__(self, replicas: Replicas, backlog: Backlog) -> None:
         self._replicas = replicas
         self._backlog = backlog
         self._shares = backlog.shares
         self.by_id: dict[InvocationId, Lease] = {}
+        self.lengths = UsualLengths()
         # Replicas that hold an invocation without a lease.
         self._adopters: dict[InvocationId, list[Replica]] = {}
 
@@ -102,9 +104,11 @@ class Leases:
         """Learn from a call's end, then release its lease."""
         invocation, replicas = lease.running.invocation, self._replicas
         replica = replicas.known.get(lease.replica_id)
-        if event.outcome == "done" and self._backlog.policies.corrects and replica is not None:
+        if event.outcome == "done" and self._backlog.policies.corrects:
             running, tokens = lease.running, event.output_tokens
-            self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
+            self.lengths.ended(invocation, tokens)
+            if replica is not None:
+                self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
         if replica is not None:
             is_whole = event.outcome == "done"
             self._backlog.ended(lease, None if is_whole else event.output_tokens)

@@ -53,7 +53,7 @@ class UsualLengths:
             return invocation
         if seen.belief is None or seen.new > _RENEWED * len(seen.lengths):
             seen.new, seen.belief = 0, LengthBelief.of(seen.lengths)
-        left_tokens = max(1, round(seen.belief.left_mean(invocation.generated)))
+        left_tokens = round(seen.belief.left_mean(invocation.generated))
         return changed(invocation, length=seen.belief, expected_tokens=left_tokens)
 
     def ended(self, invocation: Invocation, tokens: int) -> None:

@@ -110,8 +110,10 @@ class ForesightPreemption:
         if resting:
             return resting
         wait_s = place_s()
+        if wait_s <= 0:
+            return ()
         candidate = prospect_of_newcomer(waiting[0])
-        if wait_s <= 0 or _can_wait(candidate, replica, now_s + wait_s):
+        if _can_wait(candidate, replica, now_s + wait_s):
             return ()
         return self._exchange(replica, waiting, candidate, now_s, wait_s, load)
 
@@ -124,7 +126,12 @@ class ForesightPreemption:
     ) -> Sequence[tuple[InvocationId, str]]:
         """Calls without an SLO, if the first queued call could not keep its SLO beside them."""
         profile, running = replica.profile, outlook.prospects
-        others = [p for p in running if p.invocation.deadline_s == inf and _has_begun(p)]
+        # Those without a token would have had their prompts in vain.
+        others = [
+            p
+            for p in running
+            if p.invocation.deadline_s == inf and p.generated > 0 and _may_rest(p.invocation)
+        ]
         if not (others and waiting and can_be_met(waiting[0], profile, now_s)):
             return ()
         first = waiting[0]
@@ -304,11 +311,6 @@ def _keeps_pace(prospect: Prospect, end_s: float) -> bool:
 def _may_rest(invocation: Invocation) -> bool:
     """Whether it can go on later, and leaves no context that its session needs."""
     return invocation.resumable and not invocation.session
-
-
-def _has_begun(prospect: Prospect) -> bool:
-    """Whether it may rest, and its prompt would not have been in vain."""
-    return prospect.generated > 0 and _may_rest(prospect.invocation)
 
 
 def _doubling(most: int) -> Iterator[int]:

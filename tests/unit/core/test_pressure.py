@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
     FEW_CALLS,
+    FIRST_OFFERED_S,
     FIRST_RESTS,
     LATE_BURST_S,
     LATE_SHARE,
@@ -240,26 +243,35 @@ def test_late_turns_never_get_more_than_that(turns: list[tuple[float, float]]) -
         assert used_s <= LATE_BURST_S + LATE_SHARE * now_s + 50.0
 
 
-@given(st.floats(0.2, 3.0), st.integers(1, 3), st.floats(0.4, 8.0))
+@given(st.floats(0.2, 3.0), st.integers(1, 8), st.floats(0.4, 20.0))
 def test_the_offered_load_is_what_comes_as_a_share_of_what_can_be_done(
     load: float, replicas: int, for_s: float
 ) -> None:
-    pressure, each_s = Pressure(), 0.003
+    pressure, each_s = Pressure(), 0.01
     assert pressure.offered_load(5.0, replicas) == 0.0
     gap_s = each_s / (load * replicas)
     for n in range(int(for_s / gap_s)):
         pressure.join(InvocationId(f"{n}"), 1e9, each_s, n * gap_s)
     pressure.join(InvocationId("rests"), 1e9, 50.0, for_s, Kind.REST)
-    assert pressure.offered_load(for_s, replicas) == pytest.approx(load, rel=0.15)
-    pressure.pace = 2.0
-    assert pressure.offered_load(for_s, replicas) == pytest.approx(load / 2, rel=0.2)
-    assert pressure.offered_load(for_s + 10 * OFFERED_S, replicas) < 0.02
+    # As if a few more calls had come in just the time that they take.
+    over_s, few_s = OFFERED_S * (1 - exp(-for_s / OFFERED_S)), FEW_CALLS * each_s / replicas
+    seen = (load * over_s + few_s) / (over_s + few_s)
+    assert pressure.offered_load(for_s, replicas) == pytest.approx(seen, rel=0.1)
+    pressure.pace, few_s = 2.0, few_s / 2
+    seen = (load / 2 * over_s + few_s) / (over_s + few_s)
+    assert pressure.offered_load(for_s, replicas) == pytest.approx(seen, rel=0.1)
+    seen = few_s / (OFFERED_S + few_s)
+    later_s = for_s + 10 * OFFERED_S
+    assert pressure.offered_load(later_s, replicas) == pytest.approx(seen, abs=0.001)
 
 
 def test_the_first_calls_are_no_overload() -> None:
     pressure = Pressure()
     pressure.join(InvocationId("first"), 9.0, 0.1, 0.0)
-    assert pressure.offered_load(0.0, 1) < 1.0
+    few_s = FEW_CALLS * 0.1
+    seen = (0.1 + few_s) / (FIRST_OFFERED_S + few_s)
+    assert seen < 1.0
+    assert pressure.offered_load(0.0, 1) == pytest.approx(seen)
 
 
 @given(st.floats(0.5, 60.0), st.floats(0.0, 3.0))

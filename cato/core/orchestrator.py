@@ -469,7 +469,7 @@ class PoolOrchestrator:
     def _take_back(self, replica: Replica, id: InvocationId, reason: str) -> Preempt:
         running = replica.leases[id]
         before = running.invocation
-        self._leases.release(id)
+        self._leases.take_back(id)
         self._taken_back[id] = before.attempt
         invocation = before.continued(before.attempt + 1, running.tokens, running.first_token_at_s)
         waiting = self._dispatcher.waiting(invocation, has_turn=True)

@@ -31,7 +31,7 @@ class Work:
     `token_s`: per token beyond the expected ones. `load_s`: its replica-seconds when all batch
     slots are busy, `decoding_s` of them for decoding. `start_by_s`: when its place in the plan of
     its queue must have started (see `Plan`); inf: it has none. `in_vain`: see `QueueLoad`; 0 but
-    for a stream that rests and whose pace is an SLO.
+    for a stream that rests and whose pace is an SLO. `crowded_s`: see `QueueLoad`.
     """
 
     remaining_s: float
@@ -41,6 +41,7 @@ class Work:
     decoding_s: float = 0.0
     start_by_s: float = inf
     in_vain: float = 0.0
+    crowded_s: float = 0.0
 
 
 # Of calls that must have started by the same time the shortest goes first: seconds per second of
@@ -140,6 +141,10 @@ class AdmissionPolicy(Protocol):
     ) -> Admit | Defer: ...
 
 
+def _no_rest(_: float) -> float:
+    return 0.0
+
+
 @record
 class QueueLoad:
     """In `ahead_s` all queued calls that can be in time are expected to have started, but for
@@ -148,6 +153,8 @@ class QueueLoad:
     calls that can be in time have been queued without a break. `missed` is the share of work missed
     lately, `in_vain` that of rests of streams whose pace is an SLO that ended while newcomers
     waited, or too late to keep the pace.
+    `rest_before_s(latest_s)`: how long one whose pace is an SLO rests, if it must go on by
+    `latest_s`: new calls go before it, and those that must go on sooner.
     """
 
     ahead_s: float = 0.0
@@ -155,6 +162,7 @@ class QueueLoad:
     crowded_s: float = 0.0
     missed: float = 0.0
     in_vain: float = 0.0
+    rest_before_s: Callable[[float], float] = _no_rest
 
 
 NO_LOAD = QueueLoad()

@@ -102,8 +102,8 @@ class Invocation:
     def continued(self, attempt: int, tokens: int, began_at_s: float | None = None) -> Invocation:
         """The rest of the call once this attempt's `tokens` are part of the prompt.
 
-        A stream whose first token came at `began_at_s`, in time, now has to keep its pace; without
-        a target that of a reader.
+        A stream whose first token came at `began_at_s`, in time, now has to keep its target pace;
+        without one that of a reader.
         """
         rest = changed(
             self,
@@ -117,9 +117,14 @@ class Invocation:
         due_s = self.deadline_s
         in_time = began_at_s <= due_s < inf
         if in_time:
-            pace_s = min(self.tpot_target_s, READING_S)
+            pace_s = self.tpot_target_s if self.tpot_target_s < inf else READING_S
             due_s = due_at_pace_s(began_at_s, pace_s, rest.generated + rest.left_tokens())
         return changed(rest, until_first_token=False, deadline_s=due_s, begun_in_time=in_time)
+
+    @property
+    def is_paced_rest(self) -> bool:
+        """Whether it is the rest of a stream that began in time and whose pace is an SLO."""
+        return self.begun_in_time and self.tpot_target_s < inf
 
     def on_clock(self, now_s: float) -> Invocation:
         """With times of a clock that shows `now_s`, where they were relative to now."""

@@ -19,8 +19,7 @@ from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import Replicas
 from cato.core.pool.tenant_queues import TenantQueues
 from cato.core.profile import Profile
-from cato.core.record import changed
-from cato.core.snapshot import Invocation
+from cato.core.snapshot import Invocation, Running
 
 # A plan is made again after the queue has changed by an eighth. Of the calls that may go earlier
 # than before, only the first ones get a new rank at once.
@@ -59,17 +58,20 @@ def work_alone(
     return Work(own_s + invocation.downstream_s, service_s, token_s)
 
 
-def is_paced_rest(invocation: Invocation) -> bool:
-    """Whether it is the rest of a stream that began in time and whose pace is an SLO."""
-    return invocation.begun_in_time and invocation.tpot_target_s < inf
-
-
 def _kind_of(invocation: Invocation) -> Kind:
     if invocation.begun_in_time:
-        return Kind.PACED_REST if is_paced_rest(invocation) else Kind.REST
+        return Kind.PACED_REST if invocation.is_paced_rest else Kind.REST
     if invocation.generated:
         return Kind.OTHER
     return Kind.NEW if invocation.until_first_token else Kind.WHOLE
+
+
+def _done_s(running: Running, tokens: int, prompt_s: float, decoding_s: float) -> float:
+    """Work done of a call once it has `tokens`; of a longer output than expected, all of it."""
+    if tokens < 1:
+        return 0.0
+    left_tokens = max(1, running.invocation.expected_tokens - 1)
+    return prompt_s + decoding_s * min(1.0, (tokens - 1) / left_tokens)
 
 
 def _planner_of(policies: Policies) -> PlanningPolicy | None:
@@ -232,20 +234,33 @@ class Backlog:
             decoding_s += alike * own_s / (prompt_s + own_s)
         return len(self._accepting) / loads, decoding_s / loads
 
-    def ended(self, lease: Lease, cut_at_tokens: int | None) -> None:
-        """A call has ended, as expected or cut short."""
-        now_s = self._replicas.clock.now_s
+    def worked(self, load_s: float) -> None:
+        """Running calls did so much work; what is done while nothing is queued does not count."""
         if not self.waiting:
             self.pressure.rests()
-            return
-        invocation, cached = lease.running.invocation, 0
-        if invocation.session:  # as it was counted when it joined the queue
-            cached = max(0, invocation.prompt_tokens - lease.uncached_tokens)
-        if cut_at_tokens is not None:
-            invocation = changed(invocation, expected_tokens=max(1, cut_at_tokens))
-        if self._accepting:
-            load_s, _ = self._load_of(invocation, cached)
-            self.pressure.ended(load_s, now_s, len(self._accepting))
+        elif self._accepting and load_s:
+            self.pressure.worked(load_s, self._replicas.clock.now_s, len(self._accepting))
+
+    def done_s(self, lease: Lease, tokens: int, *, is_whole: bool = False) -> float:
+        """Work that a running call did since its last report, now that it has `tokens`.
+
+        Of a call that ended as a whole all that was expected is done, however many tokens it had:
+        lengths that are believed wrongly make what is queued take less time or more, too.
+        """
+        if not (self.waiting and self._accepting):
+            return 0.0
+        running = lease.running
+        if lease.loads_s is None:
+            invocation, cached = running.invocation, 0
+            if invocation.session:  # as it was counted when it joined the queue
+                cached = max(0, invocation.prompt_tokens - lease.uncached_tokens)
+            load_s, decoding_s = self._load_of(invocation, cached)
+            lease.loads_s = load_s - decoding_s, decoding_s
+        most_s = sum(lease.loads_s)
+        until_s = most_s if is_whole else _done_s(running, tokens, *lease.loads_s)
+        done_s = until_s - _done_s(running, running.tokens, *lease.loads_s)
+        lease.counted_s += done_s
+        return done_s
 
     def change_policies(self, policies: Policies) -> None:
         """Queue all calls again as `policies` say."""
@@ -304,8 +319,11 @@ class Backlog:
         start_by_s = self._plan.place_of(invocation.id, latest_s, waiting.load_s)
         remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
         load_s, decoding_s = waiting.load_s, waiting.decoding_s
-        vain = self.pressure.in_vain(now_s) if is_paced_rest(invocation) else 0.0
-        work = Work(remaining_s, service_s, token_s, load_s, decoding_s, start_by_s, vain)
+        vain = self.pressure.in_vain(now_s) if invocation.is_paced_rest else 0.0
+        crowded_s = self.pressure.crowded_s(now_s)
+        work = Work(
+            remaining_s, service_s, token_s, load_s, decoding_s, start_by_s, vain, crowded_s
+        )
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
     def queue_load(self, now_s: float) -> QueueLoad:
@@ -317,7 +335,8 @@ class Backlog:
         ahead_s -= pressure.needs_s(pressure.resting_s, replicas)
         rest_s = ahead_s + pressure.needs_s(load_s, replicas)
         crowded_s, in_vain = pressure.crowded_s(now_s), pressure.in_vain(now_s)
-        return QueueLoad(ahead_s, rest_s, crowded_s, pressure.missed, in_vain)
+        rest_before_s = pressure.rests_before(now_s, replicas)
+        return QueueLoad(ahead_s, rest_s, crowded_s, pressure.missed, in_vain, rest_before_s)
 
     def work_of(self, waiting: Waiting) -> Work:
         """Work of a call on the fastest profile."""

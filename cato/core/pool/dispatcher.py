@@ -10,7 +10,7 @@ from cato.core.commands import Command, Dispatch
 from cato.core.decision import Admit, Defer, Hold
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.policies import MappingPolicy
-from cato.core.pool.backlog import Backlog, is_paced_rest, load_of, work_alone
+from cato.core.pool.backlog import Backlog, load_of, work_alone
 from cato.core.pool.leases import Leases
 from cato.core.pool.pressure import LateShare
 from cato.core.pool.queue import Entry, Queue, Waiting
@@ -298,7 +298,7 @@ class Dispatcher:
             if in_time:
                 self._pressure.begins(waiting.load_s, now_s)
             backlog.remove(waiting)
-            if in_time and is_paced_rest(invocation):
+            if in_time and invocation.is_paced_rest:
                 self._pressure.goes_on(now_s)
             self._refusal.dispatched(waiting, bool(backlog.waiting), now_s)
         else:  # it was never queued

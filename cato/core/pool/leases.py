@@ -100,6 +100,14 @@ class Leases:
         self._replicas.touch(replica)
         return [replica]
 
+    def take_back(self, id: InvocationId) -> None:
+        """End the lease of a call that is preempted.
+
+        What it did does not count as done, as others will be preempted for those that are queued.
+        """
+        self._backlog.worked(-self.by_id[id].counted_s)
+        self.release(id)
+
     def end(self, lease: Lease, event: InvocationEnded) -> list[Replica]:
         """Learn from a call's end, then release its lease."""
         invocation, replicas = lease.running.invocation, self._replicas
@@ -111,7 +119,8 @@ class Leases:
                 self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
         if replica is not None:
             is_whole = event.outcome == "done"
-            self._backlog.ended(lease, None if is_whole else event.output_tokens)
+            backlog = self._backlog
+            backlog.worked(backlog.done_s(lease, event.output_tokens, is_whole=is_whole))
         if event.prompt_tokens is not None and invocation.session:
             nodes = len(invocation.prefix)
             replicas.homes.count(invocation.session, nodes, event.prompt_tokens)
@@ -180,16 +189,20 @@ class Leases:
         """The replica has sent the lease's first token."""
         replica = self._replicas.known[lease.replica_id]
         if lease.running.first_token_at_s is None:
+            self._backlog.worked(self._backlog.done_s(lease, 1))
             self._see_tokens(replica, lease.running, 1)
             replica.changed()
         return replica
 
     def progress(self, replica: Replica, event: ReplicaProgressed) -> None:
         """The replica reports the tokens of its calls."""
+        done_s = 0.0
         for id, tokens in event.tokens:
             running = replica.leases.get(id)
             if running is not None and tokens > running.tokens:
+                done_s += self._backlog.done_s(self.by_id[id], tokens)
                 self._see_tokens(replica, running, tokens)
+        self._backlog.worked(done_s)
         replica.changed()
 
     def _see_tokens(self, replica: Replica, running: Running, tokens: int) -> None:

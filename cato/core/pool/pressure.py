@@ -7,8 +7,12 @@ ones. `ForesightOrdering` plans by what is measured here.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
+from itertools import accumulate
 from math import exp
 
 from cato.core.ids import InvocationId
@@ -41,6 +45,7 @@ class Kind(Enum):
 
 NEWCOMERS = (Kind.NEW, Kind.WHOLE)
 PLANNED = (Kind.NEW, Kind.PACED_REST)
+GO_ON = (Kind.PACED_REST, Kind.OTHER)
 
 
 @dataclass(slots=True)
@@ -126,7 +131,7 @@ class Pressure:
     pace: float = 1.0
     _done_s: float = 0.0
     _spent_s: float = 0.0
-    _ended_at_s: float | None = None
+    _worked_at_s: float | None = None
     _arriving: Tally = field(default_factory=lambda: Tally(RECENT_S))
     _offered: Offered = field(default_factory=Offered)
     _crowded_from_s: float = 0.0
@@ -210,20 +215,20 @@ class Pressure:
                 if known[2] is Kind.PACED_REST:
                     self._rests.add(1.0, now_s, is_lost=True)
 
-    def ended(self, load_s: float, now_s: float, replicas: int) -> None:
-        """A call of this load ended while others were queued."""
-        if self._ended_at_s is not None:
-            spent_s = (now_s - self._ended_at_s) * replicas
+    def worked(self, load_s: float, now_s: float, replicas: int) -> None:
+        """So much work was done while calls were queued; negative if it must be done again."""
+        if self._worked_at_s is not None:
+            spent_s = (now_s - self._worked_at_s) * replicas
             kept = exp(-spent_s / PACE_MEMORY_S)
             self._spent_s = self._spent_s * kept + spent_s
-            self._done_s = self._done_s * kept + load_s
+            self._done_s = max(0.0, self._done_s * kept + load_s)
             if self._spent_s > FIRST_PACE_S:
                 self.pace = min(MOST_PACE, max(LEAST_PACE, self._done_s / self._spent_s))
-        self._ended_at_s = now_s
+        self._worked_at_s = now_s
 
     def rests(self) -> None:
-        """Nothing is queued: the time until a call ends while others are queued does not count."""
-        self._ended_at_s = None
+        """Nothing is queued: the time until work is done while calls are queued does not count."""
+        self._worked_at_s = None
 
     def ahead_s(self, now_s: float, replicas: int) -> float:
         """Seconds until `replicas` have started all queued calls that can be in time.
@@ -233,6 +238,27 @@ class Pressure:
         self._arriving.see(now_s)
         more = self.needs_s(self._arriving.gained, replicas) / RECENT_S - 1.0
         return self.needs_s(self.waiting_s, replicas) + TREND_S * max(0.0, more)
+
+    def rests_before(self, now_s: float, replicas: int) -> Callable[[float], float]:
+        """A function of time: seconds until `replicas` have done what is queued and goes before a
+        stream that rests, whose pace is an SLO, and that must go on by then.
+
+        These are new calls, and streams that must go on sooner.
+        """
+        ahead_s = self.ahead_s(now_s, replicas)
+
+        @cache
+        def queued() -> tuple[list[float], list[float]]:
+            loads = self._loads_s.values()
+            rests = sorted((by_s, load_s) for by_s, load_s, kind in loads if kind in GO_ON)
+            after_s = accumulate((load_s for _, load_s in reversed(rests)), initial=self.resting_s)
+            return [by_s for by_s, _ in rests], [*after_s][::-1]
+
+        def before_s(latest_s: float) -> float:
+            by_s, after_s = queued()
+            return ahead_s - self.needs_s(after_s[bisect_right(by_s, latest_s)], replicas)
+
+        return before_s
 
     def crowded_s(self, now_s: float) -> float:
         """For how long calls that can be in time have been queued without a break."""

@@ -15,7 +15,6 @@ from cato.core.pool.pace import Pace
 from cato.core.pool.queue import Queue
 from cato.core.pool.sessions import Home, Homes, WorkingSet
 from cato.core.profile import Profile
-from cato.core.record import record
 from cato.core.snapshot import Invocation, ReplicaSnapshot, ReplicaView, Running
 
 T = TypeVar("T")
@@ -45,7 +44,7 @@ class Clock:
     now_s: float = 0.0
 
 
-@record
+@dataclass(slots=True)
 class Lease:
     replica_id: ReplicaId
     running: Running
@@ -59,6 +58,9 @@ class Lease:
     cache_age: int
     # No prompt was ahead of it, so its first token shows the message delay.
     went_first: bool
+    # Loads of its prompt and of its decoding, once needed; and how much counted as done so far.
+    loads_s: tuple[float, float] | None = None
+    counted_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -42,9 +42,11 @@ class ForesightOrdering:
 
     A stream that began in time, and whose pace is no SLO, is never hopeless: its SLO is met if it
     ends. It has no place in the plan, but `most_behind_s` behind the pace of its reader it goes
-    before all others. One whose pace is an SLO goes on when it must, as long as such rests pay: its
+    before all others. One whose pace is an SLO rests while it has more slack than `rests` times its
+    time alone, unless calls have been queued for longer than that slack: in a burst it loses
+    nothing, and new calls that the plan drops can still begin. Then it goes on when it must. Its
     place in the plan, which is an early one as it needs less than most, counts only while more than
-    `most_in_vain` of them were in vain.
+    `most_in_vain` of such rests were in vain.
     """
 
     margin: float = 6.0
@@ -52,6 +54,7 @@ class ForesightOrdering:
     lasting: float = 8.0
     lasts_from: float = 0.05
     relaxed: float = 5.0
+    rests: float = 3.0
     unlikely: float = UNLIKELY
     alike: float = 1.2
     most_in_vain: float = 0.65
@@ -99,15 +102,21 @@ class ForesightOrdering:
             return self._rank_of_stream(invocation, work, slack_s, work_s)
         if invocation.begun_in_time and invocation.tpot_target_s == inf:
             return self._rank_of_rest(slack_s, work_s, now_s)
-        if invocation.begun_in_time and work.start_by_s < inf and slack_s > 0:
-            # Otherwise when it must, with its own time once more as a margin.
-            is_early = work.in_vain > self.most_in_vain
-            start_by_s = work.start_by_s if is_early else deadline_s - 2 * work.remaining_s
+        is_rest = invocation.begun_in_time
+        # A rest goes on when it must, with its own time once more as a margin.
+        latest_s = deadline_s - (2 if is_rest else 1) * work.remaining_s
+        is_early = work.start_by_s < inf and work.in_vain > self.most_in_vain
+        # What has lasted longer than it could rest is no burst that will soon be over.
+        has_lasted = is_rest and work.start_by_s < inf and work.crowded_s > slack_s
+        relaxed = self.rests if is_rest else self.relaxed
+        if slack_s > relaxed * work.remaining_s and not (is_early or has_lasted):
+            until_s = deadline_s - (1 + relaxed) * work.remaining_s + LEAST_REVIEW_S
+            return Rank(
+                RELAXED, f"{slack_s:.3f} s of slack", latest_s, until_s, in_engine=IN_ENGINE
+            )
+        if is_rest and work.start_by_s < inf and slack_s > 0:
+            start_by_s = work.start_by_s if is_early else latest_s
             return self._kept(start_by_s, slack_s, now_s + slack_s)
-        if slack_s > self.relaxed * work.remaining_s:
-            key = deadline_s - work.remaining_s
-            until_s = key - self.relaxed * work.remaining_s + LEAST_REVIEW_S
-            return Rank(RELAXED, f"{slack_s:.3f} s of slack", key, until_s, in_engine=IN_ENGINE)
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:
             reason = f"likely late, {slack_s:.3f} s of slack, chance {chance:.2f}"

@@ -42,13 +42,16 @@ class ForesightPreemption:
     longer than `longest_queue` a preempted call that must end in time pushes out another one: then
     the queued call's service is subtracted too, as a share of the longest one in the queue. Streams
     that have begun, and calls without an SLO, may wait until all queued calls that can be in time
-    have started, if the streams still keep their pace. A pace that is an SLO must not be put at
-    risk in a long queue (`most_loss`), because calls that arrive later delay the stream further. If
-    more than `deep` of the work was missed lately, such a stream goes on: no time is left over in
-    which it could catch up. Tokens are kept; the context is processed again, and in a long queue or
-    a crowd that takes, of a stream with such a pace, at most `again` of its share of the work to
-    come, times the cube of the share of such rests that were not in vain: where many replicas share
-    a queue, a place is free soon, and its rest only takes one from others.
+    have started, if the streams still keep their pace, and may rest more than once. A pace that is
+    an SLO may be lost with a chance of `most_loss` at most in a long queue, because calls that
+    arrive later delay the stream further. If more than `deep` of the work was missed lately, such a
+    stream goes on: no time is left over in which it could catch up. Tokens are kept; the context is
+    processed again, and in a long queue or a crowd that takes, of a stream with such a pace, at
+    most `again` of its share of the work to come, times the cube of the share of such rests that
+    were not in vain: where many replicas share a queue, a place is free soon, and its rest only
+    takes one from others. When calls have just begun to queue, these bounds are
+    `most_loss_in_burst` and `again_in_burst`; they fall until calls have been queued for as long as
+    the stream could rest: a burst is over by then.
     In a crowd the wait of the last queued stream exceeds the first one's slack at arrival: it would
     be late, too, in its place. Then as many streams rest at once as queued ones can still begin in
     time, even if the first could wait for the next slot. A crowd may last `lasts` times as long
@@ -64,6 +67,8 @@ class ForesightPreemption:
     longest_queue: int = 7
     most_loss: float = 0.02
     again: float = 0.3
+    most_loss_in_burst: float = 0.1
+    again_in_burst: float = 1.0
     lasts: float = 2.0
     deep: float = 0.5
 
@@ -233,8 +238,9 @@ class ForesightPreemption:
         It would go on at `back_s`, when the slot is free again, or `load.rest_s` later at the
         latest, after all queued calls that can be in time, and after those that have begun. Those
         go on one after another, so a stream whose pace is no SLO is expected halfway between, and
-        `lasts_s` later, as more calls come. A call whose end decides its SLO may then have to wait
-        for as long as it still needs: calls that arrive meanwhile go first.
+        `lasts_s` later, as more calls come. One whose pace is an SLO follows new calls, and those
+        that must go on sooner. A call whose end decides its SLO may then have to wait for as long
+        as it still needs: calls that arrive meanwhile go first.
         """
         running, batch = outlook.prospects, len(outlook.prospects)
         step_s = profile.decode_step_s(batch)
@@ -242,11 +248,6 @@ class ForesightPreemption:
         again_s = profile.prefill_s(int(max(p.context_tokens for p in running)))
         back_s += again_s
         late_s = back_s + load.rest_s
-        most_loss = self.most_loss if is_long else 1.0
-        if load.missed > self.deep:
-            most_loss = NEVER
-        # In a short queue an exchange is worth that cost, or it is not made.
-        most_again = self.again * (1.0 - load.in_vain) ** 3 if is_long else inf
         soon: list[float] = []
         if price < inf:
             urgent = [replace(p, due_s=p.due_s - again_s - p.left_tokens * step_s) for p in running]
@@ -255,19 +256,32 @@ class ForesightPreemption:
         for i, (p, chance) in enumerate(zip(running, outlook.chances, strict=True)):
             if not _may_rest(p.invocation):
                 continue
-            if p.invocation.until_first_token or p.invocation.deadline_s == inf:
-                loss, left_s = _pace_loss(p, late_s, step_s), p.left_tokens * step_s
-                if p.due_s < inf:
-                    costs_s = profile.prefill_s(int(p.context_tokens))
-                    if loss > most_loss or costs_s > most_again * left_s / batch:
-                        continue
-                goes_on_s = (back_s + late_s) / 2 + lasts_s if p.due_s == inf else late_s
-                if _keeps_pace(p, goes_on_s + left_s):
+            left_s = p.left_tokens * step_s
+            if p.due_s < inf and (p.invocation.until_first_token or p.invocation.is_paced_rest):
+                loss = _pace_loss(p, back_s + load.rest_before_s(p.due_s - left_s), step_s)
+                costs_s = profile.prefill_s(int(p.context_tokens))
+                slack_s = p.due_s - left_s - back_s
+                most_loss, most_again = self._bounds(load, slack_s) if is_long else (1.0, inf)
+                if load.missed > self.deep:
+                    most_loss = NEVER
+                may_yield = loss <= most_loss and costs_s <= most_again * left_s / batch
+                if may_yield and p.generated > 0:
                     found.append((loss, -p.left_tokens, i))
+            elif p.invocation.until_first_token or p.invocation.deadline_s == inf:
+                goes_on_s = (back_s + late_s) / 2 + lasts_s
+                if _keeps_pace(p, goes_on_s + left_s):
+                    found.append((0.0, -p.left_tokens, i))
             elif price < inf:
                 loss = (chance - soon[i]) * _share(p, profile, batch) + price
                 found.append((loss, 0.0, i))
         return found
+
+    def _bounds(self, load: QueueLoad, slack_s: float) -> tuple[float, float]:
+        """What a rest may risk and cost in a long queue, if the stream can rest for `slack_s`."""
+        burst = max(0.0, 1.0 - load.crowded_s / slack_s) if slack_s > 0 else 0.0
+        most_loss = self.most_loss + burst * (self.most_loss_in_burst - self.most_loss)
+        again = self.again + burst * (self.again_in_burst - self.again)
+        return most_loss, again * (1.0 - load.in_vain) ** 3
 
 
 def _can_wait(candidate: Prospect, replica: ReplicaView, start_s: float) -> bool:
@@ -291,8 +305,6 @@ def _pace_loss(prospect: Prospect, back_s: float, step_s: float) -> float:
 
     A longer rest can make up for more: each token gains the difference to the pace.
     """
-    if prospect.due_s == inf:
-        return 0.0
     pace_s = prospect.invocation.tpot_target_s
     behind_s = back_s - (prospect.due_s - pace_s * prospect.left_tokens)
     if behind_s <= 0:

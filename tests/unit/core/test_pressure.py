@@ -18,6 +18,7 @@ from cato.core.pool.pressure import (
     LEAST_PACE,
     MEMORY_S,
     MOST_PACE,
+    NEWCOMERS,
     OFFERED_CALLS,
     OFFERED_S,
     RECENT_S,
@@ -100,6 +101,24 @@ def test_a_crowd_lasts_while_calls_that_can_be_in_time_are_queued() -> None:
     assert pressure.crowded_s(8.5) == 0.5
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from(Kind), st.floats(9.0, 99.0), st.floats(0.1, 5.0))),
+    st.floats(0.0, 99.0),
+)
+def test_a_stream_that_rests_follows_new_calls_and_what_must_go_on_sooner(
+    calls: list[tuple[Kind, float, float]], latest_s: float
+) -> None:
+    pressure, long_after_s = Pressure(), 100 * RECENT_S
+    for i, (kind, by_s, load_s) in enumerate(calls):
+        pressure.join(InvocationId(f"{i}"), by_s, load_s, 0.0, kind)
+    before_s = 0.0
+    for kind, by_s, load_s in calls:
+        if kind in NEWCOMERS or (kind is not Kind.REST and by_s <= latest_s):
+            before_s += load_s
+    found_s = pressure.rests_before(long_after_s, 2)(latest_s)
+    assert found_s == pytest.approx(before_s / 2, abs=1e-6)
+
+
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.floats(0.01, 5.0)), max_size=20))
 def test_streams_that_rest_may_be_left_out_of_what_is_ahead(
     calls: list[tuple[Kind, float]],
@@ -170,7 +189,7 @@ def test_a_queue_is_as_long_as_its_work_by_the_pace_of_the_replicas() -> None:
     long_after_s = 100 * RECENT_S
     assert pressure.ahead_s(long_after_s, 2) == pytest.approx(3.0)
     for i in range(200):  # two replicas end calls that were believed to be twice as long
-        pressure.ended(0.4, 0.1 * i, 2)
+        pressure.worked(0.4, 0.1 * i, 2)
     assert pressure.pace == pytest.approx(2.0, rel=0.05)
     assert pressure.ahead_s(0.1 * 200, 2) == pytest.approx(1.5, rel=0.05)
 
@@ -178,11 +197,11 @@ def test_a_queue_is_as_long_as_its_work_by_the_pace_of_the_replicas() -> None:
 def test_time_without_a_queue_does_not_count_for_the_pace() -> None:
     pressure = Pressure()
     for i in range(20):
-        pressure.ended(0.1, 0.1 * i, 1)
+        pressure.worked(0.1, 0.1 * i, 1)
     assert pressure.pace == pytest.approx(1.0, rel=0.1)
     pressure.rests()
-    pressure.ended(0.1, 1000.0, 1)
-    pressure.ended(0.1, 1000.1, 1)
+    pressure.worked(0.1, 1000.0, 1)
+    pressure.worked(0.1, 1000.1, 1)
     assert pressure.pace == pytest.approx(1.0, rel=0.1)
 
 
@@ -191,7 +210,7 @@ def test_the_pace_keeps_its_bounds(ends: list[tuple[float, float]]) -> None:
     pressure, now_s = Pressure(), 0.0
     for after_s, load_s in ends:
         now_s += after_s
-        pressure.ended(load_s, now_s, 3)
+        pressure.worked(load_s, now_s, 3)
         assert LEAST_PACE <= pressure.pace <= MOST_PACE
 
 
@@ -207,7 +226,7 @@ def test_more_work_than_the_replicas_can_do_lengthens_the_queue_ahead() -> None:
 def test_the_pace_is_soon_that_of_the_last_calls() -> None:
     pressure = Pressure()
     for i in range(400):
-        pressure.ended(0.3 if i < 200 else 0.1, 0.1 * i, 1)
+        pressure.worked(0.3 if i < 200 else 0.1, 0.1 * i, 1)
     assert pressure.pace == pytest.approx(1.0, rel=0.3)
 
 

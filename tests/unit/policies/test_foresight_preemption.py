@@ -12,6 +12,7 @@ from cato.core.ids import DeploymentName, InvocationId, ReplicaId
 from cato.core.length import LengthBelief
 from cato.core.policies import QueueLoad
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
+from cato.policies.outlook import believed
 from cato.policies.preemption.foresight import ForesightPreemption
 
 # A token takes 10 ms whatever the batch, a prompt 100 ms: 100 tokens take 1.1 s.
@@ -54,7 +55,7 @@ def gives_way(
     missed: float = 0.0,
     in_vain: float = 0.0,
 ) -> list[str]:
-    load = QueueLoad(ahead_s, rest_s, crowded_s, missed, in_vain)
+    load = QueueLoad(ahead_s, rest_s, crowded_s, missed, in_vain, lambda _: rest_s)
     found = POLICY.preempt(replica, waiting, NOW_S, lambda: place_s, load)
     return [id for id, _ in found]
 
@@ -187,11 +188,45 @@ def test_a_stream_with_a_reader_is_not_paused_for_long() -> None:
 
 
 def test_a_stream_whose_pace_is_an_slo_may_be_the_last_to_go_on() -> None:
-    # Each token makes up for 30 ms; even a short answer has 85 more, so up to 2.5 s.
+    # Each token makes up for 30 ms; nine in ten answers have 85 more, so up to 2.5 s.
     replica = a_full_replica(replace(LONG, tpot_target_s=0.04), tokens=20)
     waiting = replace(STREAM, deadline_s=1.3)
-    assert gives_way(replica, *[waiting] * 8, rest_s=1.6) == ["stream"]
-    assert gives_way(replica, *[waiting] * 8, rest_s=2.1) == []
+    assert gives_way(replica, *[waiting] * 8, rest_s=2.1) == ["stream"]
+    assert gives_way(replica, *[waiting] * 8, rest_s=2.4) == []
+
+
+def test_only_what_must_go_on_sooner_goes_before_a_stream_whose_pace_is_an_slo() -> None:
+    replica = a_full_replica(replace(LONG, tpot_target_s=0.04), tokens=20)
+    asked_for: list[float] = []
+
+    def rest_before_s(latest_s: float) -> float:
+        asked_for.append(latest_s)
+        return 2.1
+
+    load = QueueLoad(rest_s=60.0, rest_before_s=rest_before_s)
+    waiting = [replace(STREAM, deadline_s=1.3)] * 8
+    ((id, _),) = POLICY.preempt(replica, waiting, NOW_S, lambda: PLACE_S, load)
+    assert id == "stream"
+    # After the first token, at 0 s, each has 40 ms.
+    left_tokens = believed(LONG).left_mean(20)
+    due_s = 0.04 * (20 + left_tokens - 1)
+    assert asked_for[0] == pytest.approx(due_s - 0.01 * left_tokens)
+
+
+@pytest.mark.parametrize(("due_s", "rests"), [(9.0, ["stream"]), (2.5, [])])
+def test_a_stream_may_rest_again_while_it_keeps_its_pace(due_s: float, rests: list[str]) -> None:
+    rest = replace(LONG, tpot_target_s=0.04).continued(2, 20, began_at_s=0.0)
+    replica = a_full_replica(replace(rest, deadline_s=due_s), tokens=20)
+    waiting = replace(STREAM, deadline_s=1.3)
+    assert gives_way(replica, *[waiting] * 8, rest_s=0.5) == rests
+
+
+def test_a_target_pace_slower_than_a_reader_is_enough() -> None:
+    replica = a_full_replica(replace(LONG, tpot_target_s=0.3), tokens=20)
+    waiting = replace(STREAM, deadline_s=1.3)
+    assert gives_way(replica, *[waiting] * 8, rest_s=20.0) == ["stream"]
+    reader = a_full_replica(LONG, tokens=20)
+    assert gives_way(reader, *[waiting] * 8, rest_s=40.0) == []
 
 
 @pytest.mark.parametrize(
@@ -234,7 +269,8 @@ def test_only_streams_that_wait_make_a_crowd() -> None:
         pytest.param(inf, 4, 1, True, id="no pace to keep"),
         pytest.param(0.04, 1, 1, True, id="little to compute again"),
         pytest.param(0.04, 4, 1, True, id="its context costs the batch a third of its rest"),
-        pytest.param(0.04, 4, 8, False, id="a third of its rest, and a long queue"),
+        pytest.param(0.04, 4, 8, True, id="a third of its rest, and a long queue"),
+        pytest.param(0.04, 16, 8, False, id="more than its rest, and a long queue"),
         pytest.param(0.02, 1, 1, True, id="a risk"),
         pytest.param(0.02, 1, 8, False, id="a risk, and a long queue"),
     ],
@@ -245,6 +281,24 @@ def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
     runs = [replace(LONG, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
     replica = a_full_replica(*runs, tokens=20)
     assert bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued)) == is_paused
+
+
+@pytest.mark.parametrize(
+    ("crowded_s", "batch", "rest_s", "rests"),
+    [
+        pytest.param(0.0, 4, 0.5, True, id="a third of its work again, in a burst"),
+        pytest.param(60.0, 4, 0.5, False, id="in an overload"),
+        pytest.param(60.0, 1, 0.5, True, id="a tenth of it, in an overload"),
+        pytest.param(0.0, 1, 2.1, True, id="a risk, in a burst"),
+        pytest.param(60.0, 1, 2.1, False, id="a risk, in an overload"),
+    ],
+)
+def test_a_rest_may_cost_less_the_longer_calls_have_been_queued(
+    crowded_s: float, batch: int, rest_s: float, *, rests: bool
+) -> None:
+    runs = [replace(LONG, id=InvocationId(f"r{n}"), tpot_target_s=0.04) for n in range(batch)]
+    replica, waiting = a_full_replica(*runs, tokens=20), [replace(STREAM, deadline_s=1.3)] * 8
+    assert bool(gives_way(replica, *waiting, rest_s=rest_s, crowded_s=crowded_s)) == rests
 
 
 def how_many_give_way(tpot_s: float, **load: float) -> tuple[int, int]:

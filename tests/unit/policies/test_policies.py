@@ -356,11 +356,12 @@ def a_rest(
     in_time: bool = True,
     in_vain: float = 0.0,
     start_by_s: float = inf,
+    crowded_s: float = 0.0,
 ) -> Rank:
     """Of a stream that has begun, at 10 s, by how much it is behind its pace."""
     rest = an_invocation(deadline_s=11.0 - behind_s)
     rest = replace(rest, generated=10, tpot_target_s=tpot_s, begun_in_time=in_time)
-    work = Work(1.0, 1.0, 0.01, start_by_s=start_by_s, in_vain=in_vain)
+    work = Work(1.0, 1.0, 0.01, start_by_s=start_by_s, in_vain=in_vain, crowded_s=crowded_s)
     return ForesightOrdering().rank(rest, work, 10.0)
 
 
@@ -371,6 +372,19 @@ def test_a_stream_that_began_in_time_is_never_hopeless() -> None:
     assert soon.until_s == pytest.approx(11.0)
     assert not soon.worsens, "a queue computes it again then, wherever it is"
     assert (first.value, first.key) < a_place(5.0, 0.001)
+
+
+def test_a_stream_rests_for_new_calls_until_its_pace_presses() -> None:
+    """New calls that the plan drops go before it, too; then it has its place in the plan."""
+    dropped = a_place(0.5, 0.1)
+    # It needs 1 s more, and has 3.5 and 2.5 s beyond that.
+    resting, pressed = (a_rest(-s, 0.05, start_by_s=20.0) for s in (3.5, 2.5))
+    assert (pressed.value, pressed.key) < dropped < (resting.value, resting.key)
+    assert resting.until_s == pytest.approx(10.5, abs=0.01)
+    early = a_rest(-3.5, 0.05, in_vain=0.7, start_by_s=20.0)
+    assert (early.value, early.key) < dropped, "where rests are in vain"
+    burst, overload = (a_rest(-3.5, 0.05, start_by_s=20.0, crowded_s=s) for s in (3.4, 3.6))
+    assert (overload.value, overload.key) < dropped < (burst.value, burst.key)
 
 
 @pytest.mark.parametrize(

@@ -241,12 +241,8 @@ class Backlog:
         elif self._accepting and load_s:
             self.pressure.worked(load_s, self._replicas.clock.now_s, len(self._accepting))
 
-    def done_s(self, lease: Lease, tokens: int, *, is_whole: bool = False) -> float:
-        """Work that a running call did since its last report, now that it has `tokens`.
-
-        Of a call that ended as a whole all that was expected is done, however many tokens it had:
-        lengths that are believed wrongly make what is queued take less time or more, too.
-        """
+    def done_s(self, lease: Lease, tokens: int) -> float:
+        """Work that a running call did since its last report, now that it has `tokens`."""
         if not (self.waiting and self._accepting):
             return 0.0
         running = lease.running
@@ -256,9 +252,8 @@ class Backlog:
                 cached = max(0, invocation.prompt_tokens - lease.uncached_tokens)
             load_s, decoding_s = self._load_of(invocation, cached)
             lease.loads_s = load_s - decoding_s, decoding_s
-        most_s = sum(lease.loads_s)
-        until_s = most_s if is_whole else _done_s(running, tokens, *lease.loads_s)
-        done_s = until_s - _done_s(running, running.tokens, *lease.loads_s)
+        done_s = _done_s(running, tokens, *lease.loads_s)
+        done_s -= _done_s(running, running.tokens, *lease.loads_s)
         lease.counted_s += done_s
         return done_s
 
@@ -335,7 +330,7 @@ class Backlog:
         ahead_s -= pressure.needs_s(pressure.resting_s, replicas)
         rest_s = ahead_s + pressure.needs_s(load_s, replicas)
         crowded_s, in_vain = pressure.crowded_s(now_s), pressure.in_vain(now_s)
-        rest_before_s = pressure.rests_before(now_s, replicas)
+        rest_before_s = pressure.rests_before(ahead_s, replicas)
         return QueueLoad(ahead_s, rest_s, crowded_s, pressure.missed, in_vain, rest_before_s)
 
     def work_of(self, waiting: Waiting) -> Work:

@@ -118,9 +118,12 @@ class Leases:
             if replica is not None:
                 self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
         if replica is not None:
-            is_whole = event.outcome == "done"
-            backlog = self._backlog
-            backlog.worked(backlog.done_s(lease, event.output_tokens, is_whole=is_whole))
+            tokens = event.output_tokens
+            if event.outcome == "done":
+                # However many tokens it had, all that was expected is done: lengths that are
+                # believed wrongly make what is queued take less time or more, too.
+                tokens = max(tokens, invocation.expected_tokens)
+            self._backlog.worked(self._backlog.done_s(lease, tokens))
         if event.prompt_tokens is not None and invocation.session:
             nodes = len(invocation.prefix)
             replicas.homes.count(invocation.session, nodes, event.prompt_tokens)

@@ -239,19 +239,19 @@ class Pressure:
         more = self.needs_s(self._arriving.gained, replicas) / RECENT_S - 1.0
         return self.needs_s(self.waiting_s, replicas) + TREND_S * max(0.0, more)
 
-    def rests_before(self, now_s: float, replicas: int) -> Callable[[float], float]:
+    def rests_before(self, ahead_s: float, replicas: int) -> Callable[[float], float]:
         """A function of time: seconds until `replicas` have done what is queued and goes before a
         stream that rests, whose pace is an SLO, and that must go on by then.
 
-        These are new calls, and streams that must go on sooner.
+        These are new calls, and streams that must go on sooner. `ahead_s`: for all new calls and
+        all streams that rest and whose pace is an SLO.
         """
-        ahead_s = self.ahead_s(now_s, replicas)
 
         @cache
         def queued() -> tuple[list[float], list[float]]:
             loads = self._loads_s.values()
             rests = sorted((by_s, load_s) for by_s, load_s, kind in loads if kind in GO_ON)
-            after_s = accumulate((load_s for _, load_s in reversed(rests)), initial=self.resting_s)
+            after_s = accumulate((load_s for _, load_s in reversed(rests)), initial=0.0)
             return [by_s for by_s, _ in rests], [*after_s][::-1]
 
         def before_s(latest_s: float) -> float:

@@ -103,18 +103,19 @@ class ForesightOrdering:
         if invocation.begun_in_time and invocation.tpot_target_s == inf:
             return self._rank_of_rest(slack_s, work_s, now_s)
         is_rest = invocation.begun_in_time
+        is_planned = is_rest and work.start_by_s < inf
         # A rest goes on when it must, with its own time once more as a margin.
         latest_s = deadline_s - (2 if is_rest else 1) * work.remaining_s
-        is_early = work.start_by_s < inf and work.in_vain > self.most_in_vain
+        is_early = is_planned and work.in_vain > self.most_in_vain
         # What has lasted longer than it could rest is no burst that will soon be over.
-        has_lasted = is_rest and work.start_by_s < inf and work.crowded_s > slack_s
+        has_lasted = is_planned and work.crowded_s > slack_s
         relaxed = self.rests if is_rest else self.relaxed
         if slack_s > relaxed * work.remaining_s and not (is_early or has_lasted):
             until_s = deadline_s - (1 + relaxed) * work.remaining_s + LEAST_REVIEW_S
             return Rank(
                 RELAXED, f"{slack_s:.3f} s of slack", latest_s, until_s, in_engine=IN_ENGINE
             )
-        if is_rest and work.start_by_s < inf and slack_s > 0:
+        if is_planned and slack_s > 0:
             start_by_s = work.start_by_s if is_early else latest_s
             return self._kept(start_by_s, slack_s, now_s + slack_s)
         chance = chance_alone(invocation, slack_s, work.token_s)

@@ -261,9 +261,7 @@ class ForesightPreemption:
                 loss = _pace_loss(p, back_s + load.rest_before_s(p.due_s - left_s), step_s)
                 costs_s = profile.prefill_s(int(p.context_tokens))
                 slack_s = p.due_s - left_s - back_s
-                most_loss, most_again = self._bounds(load, slack_s) if is_long else (1.0, inf)
-                if load.missed > self.deep:
-                    most_loss = NEVER
+                most_loss, most_again = self._bounds(load, slack_s, is_long=is_long)
                 may_yield = loss <= most_loss and costs_s <= most_again * left_s / batch
                 if may_yield and p.generated > 0:
                     found.append((loss, -p.left_tokens, i))
@@ -276,8 +274,12 @@ class ForesightPreemption:
                 found.append((loss, 0.0, i))
         return found
 
-    def _bounds(self, load: QueueLoad, slack_s: float) -> tuple[float, float]:
-        """What a rest may risk and cost in a long queue, if the stream can rest for `slack_s`."""
+    def _bounds(self, load: QueueLoad, slack_s: float, *, is_long: bool) -> tuple[float, float]:
+        """What a rest may risk and cost if the stream can rest for `slack_s`."""
+        if load.missed > self.deep:
+            return NEVER, 0.0
+        if not is_long:
+            return 1.0, inf  # an exchange is worth its cost, or it is not made
         burst = max(0.0, 1.0 - load.crowded_s / slack_s) if slack_s > 0 else 0.0
         most_loss = self.most_loss + burst * (self.most_loss_in_burst - self.most_loss)
         again = self.again + burst * (self.again_in_burst - self.again)

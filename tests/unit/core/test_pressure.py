@@ -115,7 +115,8 @@ def test_a_stream_that_rests_follows_new_calls_and_what_must_go_on_sooner(
     for kind, by_s, load_s in calls:
         if kind in NEWCOMERS or (kind is not Kind.REST and by_s <= latest_s):
             before_s += load_s
-    found_s = pressure.rests_before(long_after_s, 2)(latest_s)
+    ahead_s = pressure.ahead_s(long_after_s, 2) - pressure.needs_s(pressure.resting_s, 2)
+    found_s = pressure.rests_before(ahead_s, 2)(latest_s)
     assert found_s == pytest.approx(before_s / 2, abs=1e-6)
 
 

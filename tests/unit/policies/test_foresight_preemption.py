@@ -263,6 +263,13 @@ def test_only_streams_that_wait_make_a_crowd() -> None:
     assert gives_way(replica, URGENT, place_s=0.0, ahead_s=5.0, rest_s=5.0) == []
 
 
+def pauses_one(tpot_s: float, batch: int, queued: int, **load: float) -> bool:
+    """Of `batch` streams with that target pace: for as many queued ones that cannot wait."""
+    runs = [replace(LONG, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
+    replica = a_full_replica(*runs, tokens=20)
+    return bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued, **load))
+
+
 @pytest.mark.parametrize(
     ("tpot_s", "batch", "queued", "is_paused"),
     [
@@ -278,9 +285,7 @@ def test_only_streams_that_wait_make_a_crowd() -> None:
 def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
     tpot_s: float, batch: int, queued: int, *, is_paused: bool
 ) -> None:
-    runs = [replace(LONG, id=InvocationId(f"r{n}"), tpot_target_s=tpot_s) for n in range(batch)]
-    replica = a_full_replica(*runs, tokens=20)
-    assert bool(gives_way(replica, *[replace(STREAM, deadline_s=1.3)] * queued)) == is_paused
+    assert pauses_one(tpot_s, batch, queued) == is_paused
 
 
 @pytest.mark.parametrize(
@@ -296,9 +301,7 @@ def test_a_pace_that_is_an_slo_is_not_put_at_risk_in_a_long_queue(
 def test_a_rest_may_cost_less_the_longer_calls_have_been_queued(
     crowded_s: float, batch: int, rest_s: float, *, rests: bool
 ) -> None:
-    runs = [replace(LONG, id=InvocationId(f"r{n}"), tpot_target_s=0.04) for n in range(batch)]
-    replica, waiting = a_full_replica(*runs, tokens=20), [replace(STREAM, deadline_s=1.3)] * 8
-    assert bool(gives_way(replica, *waiting, rest_s=rest_s, crowded_s=crowded_s)) == rests
+    assert pauses_one(0.04, batch, 8, rest_s=rest_s, crowded_s=crowded_s) == rests
 
 
 def how_many_give_way(tpot_s: float, **load: float) -> tuple[int, int]:

@@ -240,7 +240,8 @@ class ReplicaView(Protocol):
     much later than their prompts' predicted ends first tokens have come.
     `running` lists the leases; leases from before a restart of the router count in `held` only.
     `sessions` were there lately, with contexts of `working_set_tokens`; `awaited_s` is the prompt
-    work that waits in the pool for this replica.
+    work that waits in the pool for this replica. `turns`: how many turns of sessions with an SLO
+    were in time lately on replicas of its profile, and how many were late.
     """
 
     @property
@@ -293,6 +294,8 @@ class ReplicaView(Protocol):
     def working_set_tokens(self) -> int: ...
     @property
     def awaited_s(self) -> float: ...
+    @property
+    def turns(self) -> tuple[float, float]: ...
 
     def is_home(self, invocation: Invocation) -> bool:
         """Whether the last call of its session went there."""
@@ -342,6 +345,7 @@ class ReplicaSnapshot:
     sessions: int = 0
     working_set_tokens: int = 0
     awaited_s: float = 0.0
+    turns: tuple[float, float] = (0.0, 0.0)
     queued_tokens: int = 0
     # For tests of policies: sessions whose home it is, and cached tokens of any prompt, those of
     # them in host memory, and fetchable ones.

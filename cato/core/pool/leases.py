@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from cato.core.commands import Dispatch
 from cato.core.events import CacheChanged, InvocationEnded, ReplicaProgressed
 from cato.core.ids import InvocationId
@@ -11,7 +13,7 @@ from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import BY_ID, Replicas
 from cato.core.pool.usual_lengths import UsualLengths
 from cato.core.pool.window import learnt_dispatch_s, learnt_late_s
-from cato.core.snapshot import Invocation, Running
+from cato.core.snapshot import Invocation, Running, due_at_pace_s
 
 # If a replica still does not report a lease this long after its dispatch, the lease never reached
 # it. The message from ingress to replica takes milliseconds, and a first connection a second at
@@ -117,6 +119,10 @@ class Leases:
             self.lengths.ended(invocation, tokens)
             if replica is not None:
                 self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
+                if invocation.session and invocation.deadline_s < inf:
+                    now_s = replicas.clock.now_s
+                    is_lost = _is_late(running, tokens, now_s)
+                    replica.pace.turns.add(1.0, now_s, is_lost=is_lost)
         if replica is not None:
             tokens = event.output_tokens
             if event.outcome == "done":
@@ -277,3 +283,14 @@ def _step_s(replica: Replica, running: Running, tokens: int) -> float:
 
 def _batch(replica: Replica) -> int:
     return min(replica.held, max(1, replica.max_running))
+
+
+def _is_late(running: Running, tokens: int, now_s: float) -> bool:
+    """Whether a call that ends now with so many tokens has missed its SLO."""
+    call, first_s = running.invocation, running.first_token_at_s
+    if not call.until_first_token:
+        return now_s + call.downstream_s > call.deadline_s
+    if first_s is None:
+        first_s = now_s
+    in_time = first_s + call.downstream_s <= call.deadline_s
+    return not in_time or now_s > due_at_pace_s(first_s, call.tpot_target_s, max(2, tokens))

@@ -7,10 +7,11 @@ treated as noise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log
 
+from cato.core.pool.pressure import Tally
 from cato.core.profile import Profile
 
 # Paces are powers of this factor, so that predictions change rarely. The pace changes only when the
@@ -21,15 +22,19 @@ MOST_PACE_STEPS = 12
 LEAST_INTERVALS, INTERVALS_KEPT = 40, 400
 # If other calls' prompts take more than this share of an interval, it says little about the pace.
 MOST_PROMPTS = 0.5
+# Turns of sessions are counted with this time constant.
+TURNS_MEMORY_S = 90.0
 _KEPT, _LOG_STEP = 1 - 1 / INTERVALS_KEPT, log(PACE_STEP)
 
 
 @dataclass(slots=True)
 class Pace:
-    """How many times longer than `profile` its replicas take."""
+    """How many times longer than `profile` its replicas take, and how many turns of sessions were
+    in time there lately (gained), and late (lost)."""
 
     profile: Profile
     step: int = 0
+    turns: Tally = field(default_factory=lambda: Tally(TURNS_MEMORY_S))
     _seen: int = 0
     _took_s: float = 0.0
     _predicted_s: float = 0.0

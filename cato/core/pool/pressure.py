@@ -66,11 +66,15 @@ class Tally:
 
     def see(self, now_s: float) -> None:
         """Time has passed."""
-        if now_s > self._seen_at_s:
-            kept = exp((self._seen_at_s - now_s) / self.memory_s)
-            self.gained *= kept
-            self.lost *= kept
-            self._seen_at_s = now_s
+        self.gained, self.lost = self.at(now_s)
+        self._seen_at_s = max(self._seen_at_s, now_s)
+
+    def at(self, now_s: float) -> tuple[float, float]:
+        """What is left of both by then."""
+        if now_s <= self._seen_at_s:
+            return self.gained, self.lost
+        kept = exp((self._seen_at_s - now_s) / self.memory_s)
+        return kept * self.gained, kept * self.lost
 
     def share_lost(self, gained: float = 0.0, lost: float = 0.0) -> float:
         """In [0, 1], as if so much more had been gained and lost."""

@@ -220,6 +220,10 @@ class Replica:
     def working_set_tokens(self) -> int:
         return self.working_set.tokens
 
+    @property
+    def turns(self) -> tuple[float, float]:
+        return self.pace.turns.at(self.clock.now_s)
+
     def is_home(self, invocation: Invocation) -> bool:
         home = self.homes.of(invocation.session)
         return home is not None and home.replica_id == self.id
@@ -292,6 +296,7 @@ class Replica:
             sessions=self.sessions,
             working_set_tokens=self.working_set_tokens,
             awaited_s=self.awaited_s,
+            turns=self.pace.turns.at(now_s),
             queued_tokens=self.queued_tokens,
         )
 

@@ -12,6 +12,8 @@ from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 from cato.policies.due import step_beside_s
 
+# Replicas count as if so many turns had been in time; late where even a single stream is too slow.
+FIRST_TURNS = 3.0
 LEAVES_ROOM = "late anyway: leaves the room to turns that can be in time"
 _MILLION = 1e6
 
@@ -38,6 +40,12 @@ class LeastLateness:
     have used their share of the pool's time, it waits: turns in time would be late because of it,
     and their followers too. So in an overload some sessions keep their pace and the others wait,
     where otherwise all would be late.
+
+    Where accelerators differ, a new session goes by how turns went there lately, too: it stays, so
+    the batch of the moment says little. Where a share q of them was late, 1 - q of its own will be
+    in time, and it makes others late, `crowding` times q for each of those. So if fast accelerators
+    begin to miss the pace, new sessions go to those that miss it anyway. `place_s`: cost of a place
+    that gains nothing.
     """
 
     move_s: float = 1.0
@@ -46,6 +54,8 @@ class LeastLateness:
     spread_s_per_mtoken: float = 0.5
     time_weight: float = 0.05
     harm_weight: float = 0.3
+    place_s: float = 100.0
+    crowding: float = 10.0
     # If work in time uses less of a pool than this, late turns delay nothing.
     least_in_time: float = 0.02
 
@@ -54,13 +64,14 @@ class LeastLateness:
         if not replicas:
             return Hold("no replica has room")
         cached = [r.cached_tokens(invocation) for r in replicas]
-        turn = _Turn(invocation, max(cached))
+        homes = [r.is_home(invocation) for r in replicas]
+        is_new = not pool.is_uniform and not invocation.shared_blocks and not any(homes)
+        turn = _Turn(invocation, max(cached), is_new)
         if self._leaves_room(turn, replicas, cached, pool):
             return Hold(LEAVES_ROOM)
         best, least, is_late = replicas[0], (inf, 0, ""), False
         home = None
-        for replica, tokens in zip(replicas, cached, strict=True):
-            is_home = replica.is_home(invocation)
+        for replica, tokens, is_home in zip(replicas, cached, homes, strict=True):
             late_s, cost_s = self._cost_s(turn, replica, tokens, pool.now_s, is_home)
             if is_home or cost_s <= least[0]:
                 cost_s += turn.slows_others_s(replica)
@@ -121,6 +132,8 @@ class LeastLateness:
         else:
             late_s = max(0.0, now_s + first_s - turn.due_s(replica))
             cost_s += late_s + turn.behind_pace_s(replica)
+            if turn.is_new:
+                cost_s += self.place_s * (1.0 - self._gain(turn, replica))
         if cached < turn.most_cached:
             cost_s += own_s - saved_s
         working_set = replica.working_set_tokens
@@ -135,15 +148,25 @@ class LeastLateness:
             cost_s += (load_s + (excess - kept) * whole_s) / working_set
         return late_s, cost_s + self.spread_s_per_mtoken * working_set / _MILLION
 
+    def _gain(self, turn: _Turn, replica: ReplicaView) -> float:
+        """Turns in time for each turn of its session there, less those of others made late."""
+        in_time, late = replica.turns
+        too_slow = turn.pace_alone_s(replica.profile) > turn.invocation.tpot_target_s
+        late += FIRST_TURNS * too_slow
+        share = late / (in_time + late + FIRST_TURNS * (not too_slow))
+        return (1.0 - share) * (1.0 - self.crowding * share)
+
 
 class _Turn:
-    """An invocation and its prompt's times, cached because most replicas are alike."""
+    """An invocation and its prompt's times, cached because most replicas are alike. `is_new`: the
+    first turn of its session, in a pool of several kinds of replicas."""
 
-    __slots__ = ("_times_s", "context_tokens", "invocation", "most_cached")
+    __slots__ = ("_times_s", "context_tokens", "invocation", "is_new", "most_cached")
 
-    def __init__(self, invocation: Invocation, most_cached: int) -> None:
+    def __init__(self, invocation: Invocation, most_cached: int, is_new: bool) -> None:
         self.invocation = invocation
         self.most_cached = most_cached
+        self.is_new = is_new
         self.context_tokens = invocation.prompt_tokens + invocation.expected_tokens
         # By profile: prefill time of the whole prompt, and with a number of its tokens cached.
         self._times_s: dict[int, tuple[float, dict[int, float]]] = {}
@@ -167,6 +190,10 @@ class _Turn:
             return 0.0
         late_s = step_beside_s(invocation, replica) - invocation.tpot_target_s
         return max(0.0, (invocation.expected_tokens - 1) * late_s)
+
+    def pace_alone_s(self, profile: Profile) -> float:
+        """Time per token if it runs alone."""
+        return profile.decode_step_s(1, self.context_tokens)
 
     def slows_others_s(self, replica: ReplicaView) -> float:
         """How much later than their target pace the answers that run there are expected beside it,

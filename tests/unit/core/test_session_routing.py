@@ -91,6 +91,30 @@ def test_a_new_session_goes_where_it_leaves_others_their_pace() -> None:
         assert chosen(LeastLateness(harm_weight=0.0).route(turn, pool)) == expected
 
 
+def test_a_new_session_leaves_fast_accelerators_alone_that_begin_to_miss_the_pace() -> None:
+    slow = replace(a_card("slow"), profile=LARGE.slowed(2.5))
+    turn = replace(a_turn("new"), tpot_target_s=0.028)
+    for turns, expected in (((20.0, 0.0), "fast"), ((20.0, 4.0), "slow"), ((0.0, 0.0), "fast")):
+        pool = a_pool_of(a_card("fast", turns=turns), slow)
+        assert chosen(LeastLateness().route(turn, pool)) == expected
+    crowded = a_pool_of(a_card("fast", turns=(20.0, 4.0)), slow)
+    # Where all have the same profile there is nothing to choose by it.
+    uniform = replace(crowded, is_uniform=True)
+    assert chosen(LeastLateness().route(turn, uniform)) == "fast"
+    # Sessions that have begun stay, also those that began before a restart of the router.
+    begun = replace(turn, shared_blocks=100)
+    assert chosen(LeastLateness().route(begun, crowded)) == "fast"
+    home = replace(turn, session="s")
+    at_home = a_card("fast", turns=(20.0, 4.0), is_home=True, cached=99_000)
+    assert chosen(LeastLateness().route(home, a_pool_of(at_home, slow))) == "fast"
+
+
+def test_where_all_miss_the_pace_a_new_session_goes_to_the_fastest() -> None:
+    slow = replace(a_card("slow", turns=(0.0, 20.0)), profile=LARGE.slowed(2.5))
+    turn = replace(a_turn("new"), tpot_target_s=0.001)
+    assert chosen(LeastLateness().route(turn, a_pool_of(a_card("fast"), slow))) == "fast"
+
+
 def test_a_late_turn_leaves_the_room_to_turns_in_time_once_its_like_had_their_share() -> None:
     home = a_card("b", cached=10_000, is_home=True)
     pool = replace(a_pool_of(a_card("a"), home), in_time=0.5, late_share_s=-1.0)

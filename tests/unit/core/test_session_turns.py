@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from kits.builders import an_invocation
 
@@ -148,6 +149,29 @@ def test_a_waiting_turn_that_is_withdrawn_no_longer_counts() -> None:
     assert pool.picture(0.0).replicas[0].awaited_s > 1.0
     pool.handle(InvocationWithdrawn(0.1, waiting.id, 1, "left"))
     assert pool.picture(0.1).replicas[0].awaited_s == 0.0
+
+
+def test_turns_in_time_and_late_are_counted_for_all_replicas_of_a_profile() -> None:
+    pool = a_pool()
+
+    def answer(number: int, at_s: float, first_s: float, end_s: float, **target: float) -> None:
+        turn = replace(a_turn(str(number), 1, at_s=at_s), until_first_token=True, **target)
+        the_dispatch(pool.handle(InvocationOffered(at_s, turn)))
+        pool.handle(FirstTokenSent(first_s, turn.id))
+        pool.handle(InvocationEnded(end_s, turn.id, 1, 101, "done"))
+
+    answer(1, 0.0, 1.0, 2.0, deadline_s=3.0)
+    answer(2, 2.0, 3.0, 6.0, deadline_s=5.0, tpot_target_s=0.04)
+    assert [round(n, 1) for n in pool.picture(6.0).replicas[1].turns] == [2.0, 0.0]
+    answer(3, 6.0, 8.0, 9.0, deadline_s=7.0)  # the first token is late
+    answer(4, 9.0, 10.0, 15.0, deadline_s=12.0, tpot_target_s=0.04)  # 0.05 s a token
+    answer(5, 15.0, 17.0, 18.0, deadline_s=inf)  # has no SLO
+    for replica in pool.picture(18.0).replicas:
+        in_time, late = replica.turns
+        assert 1.4 < in_time < 2.0
+        assert 1.8 < late < 2.0
+    # They are forgotten.
+    assert max(pool.picture(2000.0).replicas[0].turns) < 1e-6
 
 
 def test_sessions_of_a_lost_replica_begin_anew_elsewhere() -> None:

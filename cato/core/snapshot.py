@@ -169,6 +169,20 @@ class Invocation:
         return self.own_s(profile, batch) + self.downstream_s
 
 
+def due_s(invocation: Invocation, first_token_at_s: float | None, output_tokens: float) -> float:
+    """The deadline; inf when the last token does not matter.
+
+    A deadline on the last token includes the downstream time. One on the first token constrains the
+    rest only by the pace, from the first token on.
+    """
+    if not invocation.until_first_token:
+        return invocation.deadline_s - invocation.downstream_s
+    if invocation.tpot_target_s == inf:
+        return inf
+    started_s = invocation.deadline_s if first_token_at_s is None else first_token_at_s
+    return due_at_pace_s(started_s, invocation.tpot_target_s, output_tokens)
+
+
 @dataclass(slots=True)
 class Running:
     """An invocation on a replica. Policies read it; only the orchestrator mutates it.

@@ -12,8 +12,7 @@ from cato.core.length import LengthBelief, around
 from cato.core.pool.window import wait_for_prompts_s
 from cato.core.profile import Profile
 from cato.core.record import record
-from cato.core.snapshot import Invocation, ReplicaView, Running
-from cato.policies.due import due_s
+from cato.core.snapshot import Invocation, ReplicaView, Running, due_s
 
 # A candidate must gain this many times what the running calls lose: future arrivals pay, too.
 # Chosen on seeds 0-9 of SABER's workloads and rows 1-2,500 of the trace.

@@ -13,7 +13,7 @@ from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import BY_ID, Replicas
 from cato.core.pool.usual_lengths import UsualLengths
 from cato.core.pool.window import learnt_dispatch_s, learnt_late_s
-from cato.core.snapshot import Invocation, Running, due_at_pace_s
+from cato.core.snapshot import Invocation, Running, due_s
 
 # If a replica still does not report a lease this long after its dispatch, the lease never reached
 # it. The message from ingress to replica takes milliseconds, and a first connection a second at
@@ -288,9 +288,8 @@ def _batch(replica: Replica) -> int:
 def _is_late(running: Running, tokens: int, now_s: float) -> bool:
     """Whether a call that ends now with so many tokens has missed its SLO."""
     call, first_s = running.invocation, running.first_token_at_s
-    if not call.until_first_token:
-        return now_s + call.downstream_s > call.deadline_s
     if first_s is None:
         first_s = now_s
-    in_time = first_s + call.downstream_s <= call.deadline_s
-    return not in_time or now_s > due_at_pace_s(first_s, call.tpot_target_s, max(2, tokens))
+    if call.until_first_token and first_s + call.downstream_s > call.deadline_s:
+        return True
+    return now_s > due_s(call, first_s, max(2, tokens))

@@ -10,9 +10,9 @@ from typing import Protocol
 from cato.core.decision import Admit, Defer, Rank
 from cato.core.policies import Work
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation, ReplicaView, Running
+from cato.core.snapshot import Invocation, ReplicaView, Running, due_s
 from cato.estimators.speed_meter import NO_SPEEDS, Speeds
-from cato.policies.due import due_s, running_due_s
+from cato.policies.due import running_due_s
 
 HIGH, LOW = 0, 1
 # Context for which a fitted speed holds: the mean of coding tasks, prompt plus half the answer.

@@ -7,8 +7,7 @@ from math import floor, inf, log
 
 from cato.core.decision import Rank
 from cato.core.policies import Work
-from cato.core.snapshot import Invocation
-from cato.policies.due import due_s
+from cato.core.snapshot import Invocation, due_s
 from cato.policies.ordering.tempo import RESERVED, GainDensity
 
 DUE, CAN_WAIT, HOPELESS = 1, 2, 3

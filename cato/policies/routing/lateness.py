@@ -151,7 +151,8 @@ class LeastLateness:
     def _gain(self, turn: _Turn, replica: ReplicaView) -> float:
         """Turns in time for each turn of its session there, less those of others made late."""
         in_time, late = replica.turns
-        too_slow = turn.pace_alone_s(replica.profile) > turn.invocation.tpot_target_s
+        alone_s = replica.profile.decode_step_s(1, turn.context_tokens)
+        too_slow = alone_s > turn.invocation.tpot_target_s
         late += FIRST_TURNS * too_slow
         share = late / (in_time + late + FIRST_TURNS * (not too_slow))
         return (1.0 - share) * (1.0 - self.crowding * share)
@@ -190,10 +191,6 @@ class _Turn:
             return 0.0
         late_s = step_beside_s(invocation, replica) - invocation.tpot_target_s
         return max(0.0, (invocation.expected_tokens - 1) * late_s)
-
-    def pace_alone_s(self, profile: Profile) -> float:
-        """Time per token if it runs alone."""
-        return profile.decode_step_s(1, self.context_tokens)
 
     def slows_others_s(self, replica: ReplicaView) -> float:
         """How much later than their target pace the answers that run there are expected beside it,

@@ -18,6 +18,7 @@ CatoError
 ├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
 ├── LinkError              no connection to a router or replica, or it ended
+├── LinkCallError          the other end of a link could not serve one call
 └── EngineError            the engine refused or broke
     └── EngineDeadError    the engine process is gone
 (StoreError and what is below it are in `cato.store.errors`, CodecError in `cato.wire.link.codec`.)
@@ -266,6 +267,13 @@ class LinkError(CatoError):
 
     def __str__(self) -> str:
         return f"link to {self.peer}: {self.problem}"
+
+
+class LinkCallError(CatoError):
+    """The other end of a link could not serve this call; its link and other calls go on.
+
+    Another try would most likely fail as well.
+    """
 
 
 class EngineError(CatoError):

@@ -17,7 +17,7 @@ from cato.control import actors
 from cato.control.links import Dial, ReplicaLinks, open_link
 from cato.control.messages import Generate
 from cato.core.commands import Dispatch
-from cato.core.errors import CatoError, LinkError, ReplicaLostError
+from cato.core.errors import CatoError, LinkCallError, LinkError, ReplicaLostError
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.wire.link.codec import CodecError
 from cato.wire.link.endpoints import Address
@@ -102,6 +102,8 @@ def _translated(error: BaseException, lease: Dispatch) -> BaseException:
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, LinkError):
         return ReplicaLostError(lease.replica_id, cause.problem)
+    if isinstance(cause, LinkCallError):
+        return ReplicaLostError(lease.replica_id, str(cause))
     if isinstance(cause, CatoError):
         return cause
     if not isinstance(error, RayActorError | RayServeException | asyncio.CancelledError):

@@ -218,9 +218,16 @@ async def run(engine: Engine, form: Form, seed: int) -> Run:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
     for times in heard:
-        inside = [at_s for at_s in times if began_s <= at_s <= ended_s]
-        found.waits_s += [b - a for a, b in itertools.pairwise(inside)]
+        found.waits_s += gaps_s(times, began_s, ended_s)
     return found
+
+
+def gaps_s(times_s: Sequence[float], began_s: float, ended_s: float) -> list[float]:
+    """The gaps between tokens that end in the window. A stream without a token in it has one, from
+    its last token before to the window's end: it stood still at least for so long."""
+    times_s = [at_s for at_s in times_s if at_s <= ended_s]
+    found = [b - a for a, b in itertools.pairwise(times_s) if b >= began_s]
+    return found or [ended_s - times_s[-1]]
 
 
 def _asked(draw: random.Random, id: str, tokens: int, output_tokens: int) -> EngineRequest:

@@ -29,6 +29,7 @@ from cato.core.errors import (
     EngineDeadError,
     EngineError,
     InputError,
+    LinkCallError,
     NotLoadedError,
     QuotaError,
     ReplicaLostError,
@@ -138,6 +139,11 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 429, "The model's engine was lost while serving this request; try again.",
                 "server_error", "engine_lost", problem=str(error),
                 headers=_soon(LOST_RETRY_S),
+            )  # fmt: skip
+        case LinkCallError():
+            return Failure(
+                500, "The server failed to serve this request; see X-CATO-Problem for the reason.",
+                "server_error", "internal_error", problem=str(error),
             )  # fmt: skip
         case EngineError():
             return _of_engine(error)

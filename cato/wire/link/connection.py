@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from cato.core.errors import CatoError, LinkError
+from cato.core.errors import CatoError, LinkCallError, LinkError
 from cato.wire.link.codec import Codec, CodecError
 from cato.wire.link.handshake import Handshake, Refused
 
@@ -119,7 +119,8 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, value: object) -> Any:
         """The other end's answer; cancelling the wait cancels the call there. Raise `LinkError` if
-        the connection ends first, and any error raised by the other end."""
+        the connection ends first, any error raised by the other end, and `LinkCallError` if the
+        call or its answer cannot be read or served."""
         incoming = await self._begin(_ASK, value)
         try:
             return await incoming.next()
@@ -233,11 +234,7 @@ class Connection(asyncio.Protocol):
         """Handle a frame; False if the connection must not be read any further."""
         if not self._handshake.is_done:
             return self._shake_hands(payload)
-        try:
-            self._dispatch(kind, number, payload)
-        except CodecError as error:
-            self.close(str(error))
-            return False
+        self._dispatch(kind, number, payload)
         return True
 
     def _shake_hands(self, payload: bytes) -> bool:
@@ -261,13 +258,9 @@ class Connection(asyncio.Protocol):
             return
         self._frames.count += 1
         if kind == _NOTE:
-            note = self._codec.unpack(payload)
-            try:
-                self._handler.note(self, note)
-            except Exception:  # a bug in the handler; the link stays open
-                log.exception("link %s: the note %s failed", self.name, type(note).__name__)
+            self._hear(payload)
         elif kind in (_ASK, _CALL):
-            self._serve(kind, number, self._codec.unpack(payload))
+            self._serve(kind, number, payload)
         elif kind in (_CANCEL, _MORE):
             served = self._served.get(number)
             if served is None:
@@ -281,14 +274,32 @@ class Connection(asyncio.Protocol):
             incoming = self._asked.get(number)
             if incoming is None:
                 return  # it was just given up
-            if kind == _FAIL:
-                incoming.fail(self._codec.unpack(payload))
-            elif kind == _END:
-                incoming.end(_END_OF_STREAM)
-            elif kind == _ANSWER:
-                incoming.end(self._codec.unpack(payload))
-            elif kind == _ITEM:
-                incoming.put(self._codec.unpack(payload), len(payload))
+            try:
+                self._receive(kind, incoming, payload)
+            except CodecError as error:
+                self._finish(incoming)
+                incoming.fail(LinkCallError(f"its answer was {error}"))
+
+    def _hear(self, payload: bytes) -> None:
+        """Pass on a note. One that cannot be read or handled is lost; the link stays open."""
+        what = "that cannot be read"
+        try:
+            note = self._codec.unpack(payload)
+            what = type(note).__name__
+            self._handler.note(self, note)
+        except Exception:
+            log.exception("link %s: the note %s failed", self.name, what)
+
+    def _receive(self, kind: int, incoming: _Incoming, payload: bytes) -> None:
+        """Raise `CodecError` when the payload cannot be read."""
+        if kind == _FAIL:
+            incoming.fail(self._codec.unpack(payload))
+        elif kind == _END:
+            incoming.end(_END_OF_STREAM)
+        elif kind == _ANSWER:
+            incoming.end(self._codec.unpack(payload))
+        elif kind == _ITEM:
+            incoming.put(self._codec.unpack(payload), len(payload))
 
     def _beat(self) -> None:
         """Once a second. If this event loop itself stalls, it counts one missed beat, not many."""
@@ -303,7 +314,13 @@ class Connection(asyncio.Protocol):
 
     # Calls of the other end
 
-    def _serve(self, kind: int, number: int, asked: object) -> None:
+    def _serve(self, kind: int, number: int, payload: bytes) -> None:
+        try:
+            asked = self._codec.unpack(payload)
+        except CodecError as error:
+            log.error("link %s: a call was %s", self.name, error)
+            self._fail(number, LinkCallError(f"the call was {error}"))
+            return
         served = _Served()
         run = self._run(kind, served, number, asked)
         served.task = asyncio.get_running_loop().create_task(run)
@@ -324,7 +341,7 @@ class Connection(asyncio.Protocol):
             raise
         except Exception as error:
             log.exception("link %s: a call failed", self.name)
-            self._fail(number, LinkError(self.name, f"the call failed: {error!r}"))
+            self._fail(number, LinkCallError(f"the call failed: {error!r}"))
         finally:
             self._served.pop(number, None)
 
@@ -350,7 +367,7 @@ class Connection(asyncio.Protocol):
         try:
             data = self._codec.pack(error)
         except CodecError:
-            data = self._codec.pack(LinkError(self.name, f"the call failed: {error}"))
+            data = self._codec.pack(LinkCallError(f"the call failed: {error}"))
         self._write(_FAIL, number, data)
 
 

@@ -15,7 +15,13 @@ from kits.builders import a_profile, a_report, an_invocation
 from cato.control.messages import CODEC, Generate, Offer, Told
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
-from cato.core.errors import CapacityError, EngineError, LinkError, ReplicaLostError
+from cato.core.errors import (
+    CapacityError,
+    EngineError,
+    LinkCallError,
+    LinkError,
+    ReplicaLostError,
+)
 from cato.core.events import ReplicaProgressed, StreamLost
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.length import LengthBelief, around
@@ -106,6 +112,28 @@ async def test_a_lease_names_its_replica_and_where_it_takes_links(
     async with joined(lives.router, REPLICA, tmp_path, own):
         leased = await link.lease(an_invocation("i"))
     assert (leased.dispatch.replica_id, leased.address, link.secret) == (REPLICA, own, SECRET)
+
+
+async def test_a_call_that_breaks_the_router_is_not_offered_again(
+    lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would break it each time, without end."""
+    link, offer = LeaseLink(POOL, lives.dial), lives.router.offer
+    offered: list[InvocationId] = []
+
+    async def breaking(invocation: Invocation, shared_blocks: int = 0) -> Dispatch:
+        offered.append(invocation.id)
+        if invocation.id == ID:
+            raise ZeroDivisionError
+        return await offer(invocation, shared_blocks)
+
+    monkeypatch.setattr(lives.router, "offer", breaking)
+    lives.router.take(a_report(REPLICA))
+    async with joined(lives.router, REPLICA, tmp_path):
+        with pytest.raises(LinkCallError, match="ZeroDivisionError"):
+            await link.lease(an_invocation(ID))
+        assert (await link.lease(an_invocation("j"))).dispatch.replica_id == REPLICA
+    assert offered == [ID, "j"]
 
 
 @pytest.mark.parametrize("belief", [LengthBelief((16.0,)), around(50)])

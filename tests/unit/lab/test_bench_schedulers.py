@@ -51,3 +51,8 @@ def test_every_arm_is_measured_in_every_round(tmp_path: Path) -> None:
 def test_an_unknown_engine_or_arm_is_named(tmp_path: Path, engine: str, arm: str) -> None:
     with pytest.raises(InputError, match=r"gpu|fastest"):
         schedulers.measure(engine, 1, 1, tmp_path, Shown(), (arm,))
+
+
+def test_a_gap_counts_where_it_ends_and_a_stream_that_stands_still_has_one() -> None:
+    assert schedulers.gaps_s([1.0, 4.0, 5.0, 9.0], 3.0, 6.0) == [3.0, 1.0]
+    assert schedulers.gaps_s([1.0, 2.0, 9.0], 3.0, 6.0) == [4.0]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kits.builders import an_invocation
 
-from cato.core.errors import CapacityError, ContextLengthError, LinkError
+from cato.core.errors import CapacityError, ContextLengthError, LinkCallError, LinkError
 from cato.core.length import LengthBelief
 from cato.core.pool.prefill import CallTarget
 from cato.core.snapshot import Invocation
@@ -191,9 +191,41 @@ async def test_errors_arrive_as_they_were_raised(listener: Listener) -> None:
         with pytest.raises(CapacityError) as refused:
             await mine.ask("refuse")
         assert refused.value.args == ("p", "full", 2.5)
-        with pytest.raises(LinkError, match="ZeroDivision"):
+        with pytest.raises(LinkCallError, match="ZeroDivision"):
             await mine.ask("break")
         assert await mine.ask(1) == 1  # the link itself is whole
+
+
+async def test_a_frame_that_cannot_be_read_fails_its_call_alone(
+    listener: Listener, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were the link to end, an offer that no router can read would end it again and again."""
+    unpack = Codec.unpack
+
+    def picky(codec: Codec, data: bytes) -> object:
+        found = unpack(codec, data)
+        if found == reads:
+            raise CodecError("not understood: a test")
+        return found
+
+    monkeypatch.setattr(Codec, "unpack", picky)
+    async with link(listener.address) as mine, link(listener.address) as other:
+        reads = "nothing"
+        hanging = asyncio.ensure_future(mine.ask("hang"))
+        assert await mine.ask("who") == "who"
+        reads = "poison"
+        with pytest.raises(LinkCallError, match="the call was not understood"):
+            await mine.ask("poison")
+        mine.note("poison")
+        mine.note("hello")
+        assert await echo.noted.get() == "hello"
+        reads = (3, b"x" * 1000)
+        with pytest.raises(LinkCallError, match="its answer was not understood"):
+            _ = [item async for item in mine.call(10_000)]
+        await asyncio.wait_for(echo.cancelled.wait(), 5)  # the other end stops as well
+        assert not hanging.done()
+        assert await other.ask(1) == 1
+        hanging.cancel()
 
 
 async def test_giving_up_cancels_at_the_other_end(listener: Listener, echo: Echo) -> None:

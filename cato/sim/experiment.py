@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -16,6 +16,9 @@ import psutil
 
 from cato.core.errors import InputError
 from cato.sim.report import Report
+
+# Jobs go to a process in so many parts; smaller ones cost more than they run.
+PARTS_A_PROCESS = 100
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -84,33 +87,53 @@ def run_all(
     jobs: Sequence[T],
     progress: Progress,
     processes: int,
-    keep: Callable[[R], object] = lambda result: None,
+    keep: Callable[[int, R], object] = lambda number, result: None,
 ) -> list[R]:
-    """Apply `function` to every job, in order. `function` and the jobs must be picklable.
+    """Apply `function` to every job; results are in the order of the jobs. `function` and the jobs
+    must be picklable.
 
-    `keep` gets each result, in order, as soon as it is there. The processes end with this one, even
-    if it is killed.
+    `keep` gets the number of a job and its result as soon as it is there. The processes end with
+    this one, even if it is killed.
     """
-    results: list[R] = []
+    results: dict[int, R] = {}
     progress(0, len(jobs))
 
-    def add(result: R) -> None:
-        keep(result)
-        results.append(result)
+    def add(number: int, result: R) -> None:
+        keep(number, result)
+        results[number] = result
         progress(len(results), len(jobs))
 
     processes = min(processes, len(jobs))
     if processes <= 1:
-        for job in jobs:
-            add(function(job))
-        return results
+        for number, job in enumerate(jobs):
+            add(number, function(job))
+    else:
+        _run_beside(function, jobs, processes, add)
+    return [results[number] for number in range(len(jobs))]
+
+
+def _run_beside(
+    function: Callable[[T], R], jobs: Sequence[T], processes: int, add: Callable[[int, R], None]
+) -> None:
+    """Run the jobs in processes of their own."""
+    size = max(1, len(jobs) // (processes * PARTS_A_PROCESS))
     # Spawned, not forked: threads of numba and matplotlib do not survive a fork.
     with ProcessPoolExecutor(
         processes, get_context("forkserver"), initializer=_end_with, initargs=(os.getpid(),)
     ) as pool:
-        for result in pool.map(function, jobs, chunksize=max(1, len(jobs) // (processes * 40))):
-            add(result)
-    return results
+        parts = range(0, len(jobs), size)
+        running = {pool.submit(_each, function, jobs[at : at + size]): at for at in parts}
+        try:
+            for done in as_completed(running):
+                for number, result in enumerate(done.result(), running[done]):
+                    add(number, result)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _each(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
+    return [function(job) for job in jobs]
 
 
 def _end_with(pid: int) -> None:

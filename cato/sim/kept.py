@@ -24,7 +24,8 @@ R = TypeVar("R", bound="DataclassInstance")
 
 
 class Kept(Generic[R]):
-    """The results of a run, in order, one JSON line each; nothing is kept if `path` is None.
+    """The results of a run, one JSON line each with the number of its job; nothing is kept if
+    `path` is None.
 
     Results are dataclasses that a round trip through JSON does not change. The first line
     identifies the run: its options and the code. A file of another run is refused with an
@@ -33,7 +34,8 @@ class Kept(Generic[R]):
 
     def __init__(self, path: Path | None, options: Options, result: Callable[..., R]) -> None:
         self._path = path
-        self._known: list[R] = []
+        self._known: dict[int, R] = {}
+        self._jobs = 0
         if path is None:
             return
         head = json.dumps({"options": repr(options), "code": code_digest()})
@@ -42,28 +44,33 @@ class Kept(Generic[R]):
             reason = "it has cells of other code or other options; name another file or delete it"
             raise InputError(f"cannot go on from {path}: {reason}")
         whole = lines[1:-1]
-        self._known = [result(**json.loads(line)) for line in whole]
+        self._known = {number: result(**values) for number, values in map(json.loads, whole)}
         text = "".join(f"{line}\n" for line in (head, *whole))
         path.write_text(text, encoding="utf-8")
 
     def run_all(
         self, function: Callable[[T], R], jobs: Sequence[T], progress: Progress, processes: int
     ) -> list[R]:
-        """As `run_all`; results that are kept are taken from there, in order."""
-        found, self._known = self._known[: len(jobs)], self._known[len(jobs) :]
-        before = len(found)
-        return found + run_all(
+        """As `run_all`, without the jobs whose results are kept. The jobs of several calls are
+        numbered on."""
+        first, self._jobs = self._jobs, self._jobs + len(jobs)
+        numbers = range(first, self._jobs)
+        missing = [number for number in numbers if number not in self._known]
+        before = len(jobs) - len(missing)
+        run_all(
             function,
-            jobs[before:],
+            [jobs[number - first] for number in missing],
             lambda done, _: progress(before + done, len(jobs)),
             processes,
-            self._keep,
+            lambda at, result: self._keep(missing[at], result),
         )
+        return [self._known[number] for number in numbers]
 
-    def _keep(self, result: R) -> None:
+    def _keep(self, number: int, result: R) -> None:
+        self._known[number] = result
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+                file.write(json.dumps([number, asdict(result)]) + "\n")
 
 
 def code_digest() -> str:

@@ -1,4 +1,4 @@
-"""The processes of a parallel experiment end with it."""
+"""The processes of a parallel experiment: results as they come, and their end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,28 @@ from lab_jobs import busy
 if __name__ == "__main__":
     run_all(busy, [sys.argv[1]] * 4, silent, 2)
 """
+IN_TURN = """
+import sys
+from cato.sim.experiment import run_all, silent
+from lab_jobs import after
+if __name__ == "__main__":
+    kept, done = [], []
+    folder = sys.argv[1]
+    jobs = [(folder, "d"), (folder, ""), (folder, "b"), (folder, "c")]
+    progress = lambda now, of: done.append((now, of))
+    print(run_all(after, jobs, progress, 2, lambda number, name: kept.append(number)))
+    print(kept, done[0], done[-1])
+"""
 JOBS = """
 import os, time
 from pathlib import Path
+def after(job):
+    folder, other = job
+    mine = {"d": "a", "": "b", "b": "c", "c": "d"}[other]
+    while other and not Path(folder, other).exists():
+        time.sleep(0.01)
+    Path(folder, mine).touch()
+    return mine
 def busy(folder):
     Path(folder, str(os.getpid())).touch()
     time.sleep(120)
@@ -28,13 +47,25 @@ def busy(folder):
 PATIENCE_S = 60.0
 
 
+def command_of(program: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """A command that runs `program` with the folder `seen` as its argument, and its environment."""
+    (folder / "lab_jobs.py").write_text(JOBS)
+    (folder / "run.py").write_text(program)
+    (folder / "seen").mkdir()
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    return [sys.executable, str(folder / "run.py"), str(folder / "seen")], env
+
+
+def test_a_slow_job_does_not_hide_what_others_have_found(tmp_path: Path) -> None:
+    """The first job waits for the last one; each result is kept as soon as it is there."""
+    command, env = command_of(IN_TURN, tmp_path)
+    printed = subprocess.check_output(command, env=env, text=True, timeout=PATIENCE_S)
+    assert printed.splitlines() == ["['a', 'b', 'c', 'd']", "[1, 2, 3, 0] (0, 4) (4, 4)"]
+
+
 def test_they_end_when_it_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "lab_jobs.py").write_text(JOBS)
-    (tmp_path / "run.py").write_text(RUN)
-    seen = tmp_path / "pids"
-    seen.mkdir()
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, str(tmp_path / "run.py"), str(seen)]
+    command, env = command_of(RUN, tmp_path)
+    seen = tmp_path / "seen"
     with subprocess.Popen(command, env=env) as run:
         until_s = time.monotonic() + PATIENCE_S
         while len(list(seen.iterdir())) < 2 and time.monotonic() < until_s:

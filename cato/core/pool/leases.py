@@ -119,7 +119,7 @@ class Leases:
             self.lengths.ended(invocation, tokens)
             if replica is not None:
                 self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
-                if invocation.session and invocation.deadline_s < inf:
+                if invocation.session and invocation.arrived_at_s <= invocation.deadline_s < inf:
                     now_s = replicas.clock.now_s
                     is_lost = _is_late(running, tokens, now_s)
                     replica.pace.turns.add(1.0, now_s, is_lost=is_lost)

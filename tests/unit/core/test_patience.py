@@ -21,6 +21,7 @@ from cato.core.events import (
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.patience import MEMORY_S, PRIOR_S, LateService, Line
+from cato.core.pool.refusal import ASKS_AGAIN_S, MAX_REFUSED_TURNS
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
@@ -234,3 +235,63 @@ def test_a_place_in_the_line_tells_the_wait() -> None:
     line.join((3, 1.0, 0.0, "a"), 4.0)
     line.join((3, 2.0, 0.0, "b"), 6.0)
     assert [line.wait_s((3, key, 0.0, "x")) for key in (0.5, 1.5, 2.5)] == [0.0, 2.0, 5.0]
+
+
+def a_turn(id: str, now_s: float, *, session: str = "s", last_block: int = 7) -> Invocation:
+    """A turn that is due in 5 s; its client waits for 20 s."""
+    call = an_invocation(id, tokens=TOKENS, arrived_at_s=now_s, deadline_s=now_s + 5.0)
+    leaves_at_s = now_s + 20.0
+    return replace(call, session=session, prefix=(1, last_block), leaves_at_s=leaves_at_s)
+
+
+def due_s(pool: Pool, call: Invocation) -> float:
+    """When it is due, as a call that waits in the pool."""
+    assert not pool.refused(pool.offer_call(call.arrived_at_s, call))
+    found = pool.core.invocation(call.id)
+    assert found is not None
+    return found.deadline_s
+
+
+def refused_at(pool: Pool, call: Invocation) -> float:
+    """Its client's patience ends in the queue."""
+    assert not pool.refused(pool.offer_call(call.arrived_at_s, call))
+    at_s = call.arrived_at_s + 19.9
+    pool.tell(at_s - 10.0)
+    assert [r.invocation_id for r in pool.refused(pool.tell(at_s))] == [call.id]
+    return at_s
+
+
+def test_a_refused_turn_that_comes_again_keeps_its_due_date_and_others_do_not() -> None:
+    pool = Pool()
+    again_s = refused_at(pool, a_turn("a", 0.0)) + 3.0
+    assert due_s(pool, a_turn("next", again_s, last_block=8)) == again_s + 5.0
+    assert due_s(pool, a_turn("other", again_s, session="t")) == again_s + 5.0
+    assert due_s(pool, a_turn("again", again_s)) == 5.0
+    assert due_s(pool, a_turn("once more", again_s)) == again_s + 5.0, "it was not refused since"
+
+
+def test_a_turn_that_is_refused_again_keeps_its_first_due_date_for_a_minute() -> None:
+    pool = Pool()
+    at_s = refused_at(pool, a_turn("a", 0.0))
+    at_s = refused_at(pool, a_turn("b", at_s + 3.0))
+    assert due_s(pool, a_turn("c", at_s + 3.0)) == 5.0
+    at_s = refused_at(pool, a_turn("d", at_s + 30.0, last_block=9))
+    late_s = at_s + ASKS_AGAIN_S + 1.0
+    assert due_s(pool, a_turn("e", late_s, last_block=9)) == late_s + 5.0
+
+
+def test_calls_without_a_session_are_new_each_time() -> None:
+    pool = Pool()
+    at_s = refused_at(pool, a_turn("a", 0.0, session="")) + 3.0
+    assert due_s(pool, a_turn("again", at_s, session="")) == at_s + 5.0
+
+
+def test_the_memory_of_refused_turns_is_bounded_and_forgets_the_old() -> None:
+    pool = Pool(PoolPolicies(ordering="fcfs", max_queued=0))
+    for i in range(MAX_REFUSED_TURNS + 10):
+        assert pool.refused(pool.offer_call(1.0, a_turn(f"t{i}", 1.0, session=f"s{i}")))
+    turns = pool.core._refusal._turns
+    assert len(turns) == MAX_REFUSED_TURNS
+    assert ("s0", 7) not in turns
+    pool.offer_call(99.0, a_turn("new", 99.0))
+    assert list(turns) == [("s", 7)]

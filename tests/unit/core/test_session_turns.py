@@ -166,6 +166,7 @@ def test_turns_in_time_and_late_are_counted_for_all_replicas_of_a_profile() -> N
     answer(3, 6.0, 8.0, 9.0, deadline_s=7.0)  # the first token is late
     answer(4, 9.0, 10.0, 15.0, deadline_s=12.0, tpot_target_s=0.04)  # 0.05 s a token
     answer(5, 15.0, 17.0, 18.0, deadline_s=inf)  # has no SLO
+    answer(6, 15.0, 16.0, 17.0, deadline_s=14.0)  # was refused, and late when it came again
     for replica in pool.picture(18.0).replicas:
         in_time, late = replica.turns
         assert 1.4 < in_time < 2.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection
+from dataclasses import dataclass
 from math import exp, inf
 from operator import itemgetter
 
@@ -27,8 +28,9 @@ WAIT_MARGIN = 1.15
 DRAIN_MEMORY_S = 10.0
 LEAST_DRAIN_S = 1.0
 # A turn of a session that comes again so soon after its refusal is the same one; clients wait for
-# up to 40 s by themselves. Some refused turns are kept in mind, the latest.
-ASKS_AGAIN_S = 60.0
+# up to 40 s by themselves. So long after its first refusal it counts as new: who is late once must
+# not stay so until the load falls. Some refused turns are kept in mind, the latest.
+ASKS_AGAIN_S, LATE_FOR_S = 60.0, 300.0
 MAX_REFUSED_TURNS = 20_000
 
 
@@ -56,8 +58,8 @@ class Refusal:
         self._lined_up_at_s = -inf
         self._joined_s = 0.0
         self._judged_at_s = -inf
-        # By session and prompt: when it was due, and when it was refused; oldest first.
-        self._turns: OrderedDict[tuple[str, int], tuple[float, float]] = OrderedDict()
+        # By session and prompt, the latest refusal last.
+        self._turns: OrderedDict[tuple[str, int], _RefusedTurn] = OrderedDict()
 
     @property
     def may_be_due(self) -> bool:
@@ -81,17 +83,20 @@ class Refusal:
             self._drained += 1.0
 
     def as_first_asked(self, invocation: Invocation) -> Invocation:
-        """A turn that was refused a moment ago and comes again keeps its due date.
+        """A turn that was refused a moment ago and comes again keeps its due date for a while.
 
         Its user has waited since then. As a new one it would have the right of way once more, and
         make turns of sessions late that are in time.
         """
         if not self._turns or not _is_turn(invocation):
             return invocation
-        known = self._turns.pop(_turn(invocation), None)
-        if known is None or self._clock.now_s > known[1] + ASKS_AGAIN_S:
+        known, now_s = self._turns.get(_turn(invocation)), self._clock.now_s
+        if known is None:
             return invocation
-        return changed(invocation, deadline_s=min(known[0], invocation.deadline_s))
+        if now_s > min(known.last_s + ASKS_AGAIN_S, known.first_s + LATE_FOR_S):
+            del self._turns[_turn(invocation)]
+            return invocation
+        return changed(invocation, deadline_s=min(known.deadline_s, invocation.deadline_s))
 
     def refuse(self, waiting: Waiting, reason: str) -> Refuse:
         """Remove it from the queue and refuse it."""
@@ -154,12 +159,13 @@ class Refusal:
         return wait_s + min((r.wait_s for r in self._accepting), default=0.0)
 
     def _keep_turn(self, invocation: Invocation) -> None:
-        now_s, turns = self._clock.now_s, self._turns
-        turns[_turn(invocation)] = invocation.deadline_s, now_s
-        turns.move_to_end(_turn(invocation))
+        now_s, turns, key = self._clock.now_s, self._turns, _turn(invocation)
+        known = turns.setdefault(key, _RefusedTurn(invocation.deadline_s, now_s))
+        known.last_s = now_s
+        turns.move_to_end(key)
         while turns:
             oldest = next(iter(turns.values()))
-            if len(turns) <= MAX_REFUSED_TURNS and now_s <= oldest[1] + ASKS_AGAIN_S:
+            if len(turns) <= MAX_REFUSED_TURNS and now_s <= oldest.last_s + ASKS_AGAIN_S:
                 break
             turns.popitem(last=False)
 
@@ -295,6 +301,15 @@ class Refusal:
         if len(self._waiting) <= bound or shares.tenants_waiting < 2:
             return len(self._waiting) > bound
         return shares.waiting(tenant) > bound / shares.tenants_waiting
+
+
+@dataclass(slots=True)
+class _RefusedTurn:
+    """When it was due at first, and when it was refused, first and last."""
+
+    deadline_s: float
+    first_s: float
+    last_s: float = -inf
 
 
 def _is_turn(invocation: Invocation) -> bool:

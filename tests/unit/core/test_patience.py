@@ -21,7 +21,7 @@ from cato.core.events import (
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.patience import MEMORY_S, PRIOR_S, LateService, Line
-from cato.core.pool.refusal import ASKS_AGAIN_S, MAX_REFUSED_TURNS
+from cato.core.pool.refusal import ASKS_AGAIN_S, LATE_FOR_S, MAX_REFUSED_TURNS
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
@@ -252,9 +252,9 @@ def due_s(pool: Pool, call: Invocation) -> float:
     return found.deadline_s
 
 
-def refused_at(pool: Pool, call: Invocation) -> float:
-    """Its client's patience ends in the queue."""
-    assert not pool.refused(pool.offer_call(call.arrived_at_s, call))
+def refused_at(pool: Pool, call: Invocation, due: float | None = None) -> float:
+    """Its client's patience ends in the queue; it is due at `due`."""
+    assert due_s(pool, call) == (call.deadline_s if due is None else due)
     at_s = call.arrived_at_s + 19.9
     pool.tell(at_s - 10.0)
     assert [r.invocation_id for r in pool.refused(pool.tell(at_s))] == [call.id]
@@ -267,17 +267,23 @@ def test_a_refused_turn_that_comes_again_keeps_its_due_date_and_others_do_not() 
     assert due_s(pool, a_turn("next", again_s, last_block=8)) == again_s + 5.0
     assert due_s(pool, a_turn("other", again_s, session="t")) == again_s + 5.0
     assert due_s(pool, a_turn("again", again_s)) == 5.0
-    assert due_s(pool, a_turn("once more", again_s)) == again_s + 5.0, "it was not refused since"
 
 
-def test_a_turn_that_is_refused_again_keeps_its_first_due_date_for_a_minute() -> None:
+def test_it_counts_as_new_a_minute_after_its_last_refusal() -> None:
     pool = Pool()
-    at_s = refused_at(pool, a_turn("a", 0.0))
-    at_s = refused_at(pool, a_turn("b", at_s + 3.0))
-    assert due_s(pool, a_turn("c", at_s + 3.0)) == 5.0
-    at_s = refused_at(pool, a_turn("d", at_s + 30.0, last_block=9))
-    late_s = at_s + ASKS_AGAIN_S + 1.0
-    assert due_s(pool, a_turn("e", late_s, last_block=9)) == late_s + 5.0
+    late_s = refused_at(pool, a_turn("a", 0.0)) + ASKS_AGAIN_S + 1.0
+    assert due_s(pool, a_turn("again", late_s)) == late_s + 5.0
+
+
+def test_it_counts_as_new_minutes_after_its_first_refusal() -> None:
+    """Otherwise it would stay late, and wait, until the load falls."""
+    pool = Pool()
+    first_s = at_s = refused_at(pool, a_turn("first", 0.0))
+    while at_s + 3.0 <= first_s + LATE_FOR_S:
+        at_s = refused_at(pool, a_turn(f"at {at_s}", at_s + 3.0), due=5.0)
+    new = a_turn("new", at_s + 3.0)
+    at_s = refused_at(pool, new)
+    assert due_s(pool, a_turn("last", at_s + 3.0)) == new.deadline_s
 
 
 def test_calls_without_a_session_are_new_each_time() -> None:

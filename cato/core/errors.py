@@ -275,6 +275,10 @@ class LinkCallError(CatoError):
     Another try would most likely fail as well.
     """
 
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
 
 class EngineError(CatoError):
     """The engine refused a request or failed; `status` is the matching HTTP status.

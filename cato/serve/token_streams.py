@@ -100,10 +100,8 @@ def _translated(error: BaseException, lease: Dispatch) -> BaseException:
     A dying replica can raise many errors: Ray's, Serve's, and those of their parts, such as gRPC.
     """
     cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, LinkError):
+    if isinstance(cause, LinkError | LinkCallError):
         return ReplicaLostError(lease.replica_id, cause.problem)
-    if isinstance(cause, LinkCallError):
-        return ReplicaLostError(lease.replica_id, str(cause))
     if isinstance(cause, CatoError):
         return cause
     if not isinstance(error, RayActorError | RayServeException | asyncio.CancelledError):

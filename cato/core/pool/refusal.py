@@ -90,11 +90,12 @@ class Refusal:
         """
         if not self._turns or not _is_turn(invocation):
             return invocation
-        known, now_s = self._turns.get(_turn(invocation)), self._clock.now_s
+        key, now_s = _turn(invocation), self._clock.now_s
+        known = self._turns.get(key)
         if known is None:
             return invocation
         if now_s > min(known.last_s + ASKS_AGAIN_S, known.first_s + LATE_FOR_S):
-            del self._turns[_turn(invocation)]
+            del self._turns[key]
             return invocation
         return changed(invocation, deadline_s=min(known.deadline_s, invocation.deadline_s))
 
@@ -160,7 +161,7 @@ class Refusal:
 
     def _keep_turn(self, invocation: Invocation) -> None:
         now_s, turns, key = self._clock.now_s, self._turns, _turn(invocation)
-        known = turns.setdefault(key, _RefusedTurn(invocation.deadline_s, now_s))
+        known = turns.setdefault(key, _RefusedTurn(invocation.deadline_s, now_s, now_s))
         known.last_s = now_s
         turns.move_to_end(key)
         while turns:
@@ -309,7 +310,7 @@ class _RefusedTurn:
 
     deadline_s: float
     first_s: float
-    last_s: float = -inf
+    last_s: float
 
 
 def _is_turn(invocation: Invocation) -> bool:

@@ -246,7 +246,7 @@ class PoolOrchestrator:
         invocation, now_s = event.invocation, event.now_s
         if self._backlog.policies.corrects:
             invocation = self._leases.lengths.believed(invocation)
-        invocation = self._refusal.as_first_asked(invocation)
+        invocation = self._refusal.turns.as_first_asked(invocation, now_s)
         if not invocation.buffer:
             return self._take(invocation, now_s, [])
         latest = self._buffers.latest(invocation.buffer)

@@ -6,9 +6,7 @@ Reasons: the queue is full, the call cannot meet its SLO, or its client will hav
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import exp, inf
 from operator import itemgetter
 
@@ -17,9 +15,8 @@ from cato.core.ids import InvocationId, PoolName
 from cato.core.pool.backlog import Backlog
 from cato.core.pool.patience import EVERY_S, LINED_UP_S, LateService, Line
 from cato.core.pool.queue import Waiting
+from cato.core.pool.refused_turns import RefusedTurns
 from cato.core.pool.replicas import Replicas
-from cato.core.record import changed
-from cato.core.snapshot import Invocation
 
 MIN_RETRY_AFTER_S = 1.0
 # Typical error of a predicted wait; admitted calls should still be in time.
@@ -27,11 +24,6 @@ WAIT_MARGIN = 1.15
 # Time constant of the queue's observed drain rate; a shorter observation is not used.
 DRAIN_MEMORY_S = 10.0
 LEAST_DRAIN_S = 1.0
-# A turn of a session that comes again so soon after its refusal is the same one; clients wait for
-# up to 40 s by themselves. So long after its first refusal it counts as new: who is late once must
-# not stay so until the load falls. Some refused turns are kept in mind, the latest.
-ASKS_AGAIN_S, LATE_FOR_S = 60.0, 300.0
-MAX_REFUSED_TURNS = 20_000
 
 
 class Refusal:
@@ -58,8 +50,7 @@ class Refusal:
         self._lined_up_at_s = -inf
         self._joined_s = 0.0
         self._judged_at_s = -inf
-        # By session and prompt, the latest refusal last.
-        self._turns: OrderedDict[tuple[str, int], _RefusedTurn] = OrderedDict()
+        self.turns = RefusedTurns()
 
     @property
     def may_be_due(self) -> bool:
@@ -82,29 +73,11 @@ class Refusal:
         if others_wait:
             self._drained += 1.0
 
-    def as_first_asked(self, invocation: Invocation) -> Invocation:
-        """A turn that was refused a moment ago and comes again keeps its due date for a while.
-
-        Its user has waited since then. As a new one it would have the right of way once more, and
-        make turns of sessions late that are in time.
-        """
-        if not self._turns or not _is_turn(invocation):
-            return invocation
-        key, now_s = _turn(invocation), self._clock.now_s
-        known = self._turns.get(key)
-        if known is None:
-            return invocation
-        if now_s > min(known.last_s + ASKS_AGAIN_S, known.first_s + LATE_FOR_S):
-            del self._turns[key]
-            return invocation
-        return changed(invocation, deadline_s=min(known.deadline_s, invocation.deadline_s))
-
     def refuse(self, waiting: Waiting, reason: str) -> Refuse:
         """Remove it from the queue and refuse it."""
         self._backlog.remove(waiting)
         self.refused += 1
-        if _is_turn(waiting.invocation):
-            self._keep_turn(waiting.invocation)
+        self.turns.keep(waiting.invocation, self._clock.now_s)
         retry_after_s = MIN_RETRY_AFTER_S
         if self._accepting:
             retry_after_s = max(retry_after_s, self._backlog.load_s / len(self._accepting))
@@ -158,17 +131,6 @@ class Refusal:
         if self._queueing_s >= LEAST_DRAIN_S and self._drained > 0:
             wait_s = max(wait_s, len(before) * self._queueing_s / self._drained)
         return wait_s + min((r.wait_s for r in self._accepting), default=0.0)
-
-    def _keep_turn(self, invocation: Invocation) -> None:
-        now_s, turns, key = self._clock.now_s, self._turns, _turn(invocation)
-        known = turns.setdefault(key, _RefusedTurn(invocation.deadline_s, now_s, now_s))
-        known.last_s = now_s
-        turns.move_to_end(key)
-        while turns:
-            oldest = next(iter(turns.values()))
-            if len(turns) <= MAX_REFUSED_TURNS and now_s <= oldest.last_s + ASKS_AGAIN_S:
-                break
-            turns.popitem(last=False)
 
     # Clients leave
 
@@ -302,24 +264,6 @@ class Refusal:
         if len(self._waiting) <= bound or shares.tenants_waiting < 2:
             return len(self._waiting) > bound
         return shares.waiting(tenant) > bound / shares.tenants_waiting
-
-
-@dataclass(slots=True)
-class _RefusedTurn:
-    """When it was due at first, and when it was refused, first and last."""
-
-    deadline_s: float
-    first_s: float
-    last_s: float
-
-
-def _is_turn(invocation: Invocation) -> bool:
-    """Whether it belongs to a session and its prompt can be told from others."""
-    return bool(invocation.session and invocation.prefix)
-
-
-def _turn(invocation: Invocation) -> tuple[str, int]:
-    return invocation.session, invocation.prefix[-1]
 
 
 def _in_vain(waiting: Waiting, wait_s: float, now_s: float) -> str:

@@ -220,7 +220,7 @@ def _measure_sessions(scene: Scene, trace: Path, pool: PoolSetup, seed: int) -> 
 
 
 def _metrics(outcomes: Sequence[Outcome], now_s: float) -> dict[str, float]:
-    """`wait_s_max`: the longest TTFT among calls that were not refused."""
+    """`wait_s_max`: the longest TTFT among calls that were not refused. Answers are counted."""
     with_slo = [o for o in outcomes if o.task.target_s < inf]
     first_s = [o.ttft_s for o in outcomes if o.ttft_s == o.ttft_s]
     waits_s = [
@@ -232,5 +232,7 @@ def _metrics(outcomes: Sequence[Outcome], now_s: float) -> dict[str, float]:
         "slo_attainment": sum(o.is_met for o in with_slo) / len(with_slo) if with_slo else nan,
         "ttft_s_p95": float(np.quantile(first_s, 0.95)) if first_s else nan,
         "wait_s_max": max(waits_s, default=nan),
+        "answers_in_time": float(sum(o.is_met for o in with_slo)),
+        "answers": float(sum(o.is_finished for o in outcomes)),
         "refused": sum(o.refused for o in outcomes) / len(outcomes) if outcomes else nan,
     }

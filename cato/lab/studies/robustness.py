@@ -43,6 +43,8 @@ KEPT = 6
 # Larger regret looks the same in the heat map.
 COLOURED_POINTS = 10.0
 METRIC, REGRET = "slo_attainment", "regret"
+# Calls of a run. In a closed loop the share in time alone rewards idle accelerators.
+IN_TIME, ANSWERS = "answers_in_time", "answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,10 @@ SEEDS_A_DRAW = 1000
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """The default versus one baseline in one cell. `regret` in points; shares in [0, 1]."""
+    """The default versus one baseline in one cell.
+
+    `regret` in points, attainment in [0, 1]; answers, and those in time, are means of a run.
+    """
 
     setting: Setting
     rival: str
@@ -72,6 +77,10 @@ class Duel:
     our_wait_s: float
     their_wait_s: float
     seeds: int
+    our_in_time: float
+    their_in_time: float
+    our_answers: float
+    their_answers: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,7 @@ def ranked(samples: Sequence[Sample]) -> list[str]:
 
 def duel_of(pairs: Sequence[tuple[Sample, Sample]]) -> Duel:
     """From runs of the default and of one baseline, paired by seed."""
-    ours, theirs = zip(*pairs, strict=True)
+    ours, theirs = sides = tuple(zip(*pairs, strict=True))
     points = [100 * (t.metrics[METRIC] - o.metrics[METRIC]) for o, t in pairs]
     return Duel(
         ours[0].setting,
@@ -145,6 +154,7 @@ def duel_of(pairs: Sequence[tuple[Sample, Sample]]) -> Duel:
         max(o.metrics["wait_s_max"] for o in ours),
         max(t.metrics["wait_s_max"] for t in theirs),
         len(pairs),
+        *(fmean(s.metrics[count] for s in side) for count in (IN_TIME, ANSWERS) for side in sides),
     )
 
 
@@ -193,8 +203,12 @@ def _means(duels: Sequence[Duel], seeds: str) -> list[Mean]:
             Mean(setting, FORESIGHT, REGRET, d.regret, d.stderr, d.seeds),
             Mean(setting, FORESIGHT, METRIC, d.ours, 0.0, d.seeds),
             Mean(setting, FORESIGHT, "wait_s_max", d.our_wait_s, 0.0, d.seeds),
+            Mean(setting, FORESIGHT, IN_TIME, d.our_in_time, 0.0, d.seeds),
+            Mean(setting, FORESIGHT, ANSWERS, d.our_answers, 0.0, d.seeds),
             Mean(setting, d.rival, METRIC, d.theirs, 0.0, d.seeds),
             Mean(setting, d.rival, "wait_s_max", d.their_wait_s, 0.0, d.seeds),
+            Mean(setting, d.rival, IN_TIME, d.their_in_time, 0.0, d.seeds),
+            Mean(setting, d.rival, ANSWERS, d.their_answers, 0.0, d.seeds),
         ]
     return found
 
@@ -248,7 +262,7 @@ STUDY = Study(
     cells,
     targets,
     plot,
-    (REGRET, METRIC, "wait_s_max"),
+    (REGRET, METRIC, "wait_s_max", IN_TIME, ANSWERS),
     quick_arms=QUICK_ARMS,
     run=run,
     takes=("cells", "draw", "kept"),

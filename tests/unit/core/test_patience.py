@@ -21,7 +21,7 @@ from cato.core.events import (
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.patience import MEMORY_S, PRIOR_S, LateService, Line
-from cato.core.pool.refusal import ASKS_AGAIN_S, LATE_FOR_S, MAX_REFUSED_TURNS
+from cato.core.pool.refused_turns import ASKS_AGAIN_S, LATE_FOR_S, MAX_TURNS, RefusedTurns
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
@@ -293,11 +293,11 @@ def test_calls_without_a_session_are_new_each_time() -> None:
 
 
 def test_the_memory_of_refused_turns_is_bounded_and_forgets_the_old() -> None:
-    pool = Pool(PoolPolicies(ordering="fcfs", max_queued=0))
-    for i in range(MAX_REFUSED_TURNS + 10):
-        assert pool.refused(pool.offer_call(1.0, a_turn(f"t{i}", 1.0, session=f"s{i}")))
-    turns = pool.core._refusal._turns
-    assert len(turns) == MAX_REFUSED_TURNS
-    assert ("s0", 7) not in turns
-    pool.offer_call(99.0, a_turn("new", 99.0))
-    assert list(turns) == [("s", 7)]
+    turns = RefusedTurns()
+    for i in range(MAX_TURNS + 10):
+        turns.keep(a_turn(f"t{i}", 1.0, session=f"s{i}"), 21.0)
+    assert len(turns) == MAX_TURNS
+    again = [a_turn("again", 24.0, session=s) for s in ("s0", f"s{MAX_TURNS}")]
+    assert [turns.as_first_asked(c, 24.0).deadline_s for c in again] == [29.0, 6.0]
+    turns.keep(a_turn("new", 79.0), 99.0)
+    assert len(turns) == 1

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from cato.engines.vllm.host import Zygote
 from cato.serve.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +104,16 @@ class App:
 
     def post(self, path: str, body: object, **kwargs: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=120, **kwargs)
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
+async def zygote() -> AsyncIterator[Zygote]:
+    """For engines without Ray; each start would import vLLM again, which takes half a minute."""
+    with tempfile.TemporaryDirectory(prefix="cato-z-") as folder:  # short: it holds a socket
+        zygote = Zygote(f"{folder}/z.sock")
+        await zygote.ready()
+        yield zygote
+        await zygote.stop()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from cato.core.ids import ModelName
 from cato.core.topology import EngineSpec, ModelSpec
 from cato.demo import demo_model_path
 from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.serve.continuation import Answer
 from cato.serve.prompts import EngineCall
@@ -27,7 +28,11 @@ from cato.wire.endpoint import Endpoint
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from wire_kit import counts_in, final, finish_in, parts_in
 
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 SAID = [{"role": "user", "content": "def read(path):\n    with open(path) as file:\n"}]
 TOKENS = 40
@@ -47,16 +52,21 @@ BODIES: dict[Endpoint, dict[str, Any]] = {
     },
 }
 SPEC = EngineSpec(
-    "vllm", dtype="float32", max_num_seqs=4, max_model_len=512, kv_cache_memory_bytes=128 << 20,
+    "vllm",
+    zygote=True,
+    dtype="float32",
+    max_num_seqs=4,
+    max_model_len=512,
+    kv_cache_memory_bytes=128 << 20,
     start_timeout_s=120.0,
-)  # fmt: skip
+)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine() -> AsyncIterator[VllmEngine]:
+async def engine(zygote: Zygote) -> AsyncIterator[VllmEngine]:
     with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:  # short: it holds sockets
         model = ModelSpec(ModelName("demo"), "demo", "qwen")
-        engine = VllmEngine(SPEC, model, str(demo_model_path()), folder)
+        engine = VllmEngine(SPEC, model, str(demo_model_path()), folder, zygote.socket)
         await engine.start()
         yield engine
         await engine.stop()

@@ -134,21 +134,19 @@ def an_ingress(pools: LocalPools, workflows: dict[TaskName, Workflow], seed: int
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def stage() -> AsyncIterator[Stage]:
-    async with a_stage(SPEC) as stage:
+async def stage(zygote: Zygote) -> AsyncIterator[Stage]:
+    async with a_stage(SPEC, zygote) as stage:
         yield stage
 
 
 @contextlib.asynccontextmanager
-async def a_stage(spec: EngineSpec) -> AsyncIterator[Stage]:
+async def a_stage(spec: EngineSpec, zygote: Zygote) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="cato-v-") as name:  # short: it holds sockets
         folder = Path(name)
         source = str(write_checkpoint(folder / "model", "narrow", 1, CONTEXT_TOKENS))
         template = folder / "template.jinja"
         template.write_text(TEMPLATE, encoding="utf-8")
         spec = replace(spec, args=(*spec.args, "--chat-template", str(template)))
-        zygote = Zygote(folder / "z.sock")
-        await zygote.ready()
         profile = replace(a_profile(), context_tokens=CONTEXT_TOKENS, chars_per_token=2.2)
         pool = LocalPool(MODEL, profile, replicas=0, slots=4, prefix_caching=True)
 
@@ -171,7 +169,6 @@ async def a_stage(spec: EngineSpec) -> AsyncIterator[Stage]:
                     client = httpx.AsyncClient(base_url=urls[-1], timeout=120)
                     clients.append(await served.enter_async_context(client))
                 yield Stage(urls[0], *clients, pool, engines, new_engine)
-        await zygote.stop()
 
 
 def endpoint_of(shape: Shape) -> Endpoint:
@@ -257,10 +254,10 @@ async def test_the_router_knows_what_engines_have_cached(stage: Stage) -> None:
 
 
 @pytest.mark.timeout(1800)  # most prompts are computed again: 300 turns take many minutes
-async def test_the_router_knows_what_engines_have_evicted() -> None:
+async def test_the_router_knows_what_engines_have_evicted(zygote: Zygote) -> None:
     """The caches are smaller than the sessions, whose turns come in any order."""
     spec = replace(SPEC, max_model_len=SMALL_CONTEXT_TOKENS, kv_cache_memory_bytes=SMALL_CACHE)
-    async with a_stage(spec) as stage:
+    async with a_stage(spec, zygote) as stage:
         off = await beliefs_of(stage, Random(1))
     right = sum(abs(tokens) <= BLOCK_TOKENS for tokens in off)
     assert right >= LEAST_WHERE_EVICTED * len(off), f"{right} of {len(off)}: {sorted(off)}"

@@ -60,17 +60,14 @@ class Place:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def place() -> AsyncIterator[Place]:
+async def place(zygote: Zygote) -> AsyncIterator[Place]:
     with tempfile.TemporaryDirectory(prefix="cato-s-") as name:  # short: it holds sockets
         folder = Path(name)
         for model in ("narrow", "deep"):
             write_checkpoint(folder / model, model, 1, CONTEXT_TOKENS)
         template = folder / "template.jinja"
         template.write_text(TEMPLATE, encoding="utf-8")
-        zygote = Zygote(folder / "z.sock")
-        await zygote.ready()
         yield Place(folder, zygote, template)
-        await zygote.stop()
 
 
 def asked(

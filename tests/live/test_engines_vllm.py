@@ -56,15 +56,6 @@ def an_engine(socket_dir: str, zygote_socket: str | None, spec: EngineSpec = SPE
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def zygote() -> AsyncIterator[Zygote]:
-    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:  # short: it holds sockets
-        zygote = Zygote(f"{folder}/zygote.sock")
-        await zygote.ready()
-        yield zygote
-        await zygote.stop()
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine(zygote: Zygote) -> AsyncIterator[VllmEngine]:
     engine = an_engine(os.path.dirname(zygote.socket), zygote.socket)
     await engine.start()

@@ -68,8 +68,8 @@ class Fixture:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def made() -> AsyncIterator[Fixture]:
-    """Four checkpoints: two seeds of two architectures, and a zygote to fork engines from."""
+async def made(zygote: Zygote) -> AsyncIterator[Fixture]:
+    """Four checkpoints: two seeds of two architectures."""
     with tempfile.TemporaryDirectory(prefix="cato-s-") as name:
         folder = Path(name)
         models = {}
@@ -78,15 +78,12 @@ async def made() -> AsyncIterator[Fixture]:
                 model = f"{architecture}-{seed}"
                 source = write_checkpoint(folder / model, architecture, seed)
                 models[model] = ModelSpec(ModelName(model), str(source), "qwen")
-        zygote = Zygote(folder / "z.sock")
-        await zygote.ready()
 
         async def socket() -> str:
             return zygote.socket
 
         loaders = (EngineLoader(s, name, socket) for s in (SLOTS, SLEEPY))
         yield Fixture(*loaders, models)
-        await zygote.stop()
 
 
 async def answer(engine: Engine) -> str:

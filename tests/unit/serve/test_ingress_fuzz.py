@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CASES = int(os.environ.get("CATO_FUZZ_CASES", "600"))
+CASES = int(os.environ.get("CATO_FUZZ_CASES", "300"))
 TABBY = Path(__file__).with_name("tabby_api.yaml")
 # Random names are no models: most cases should get further than that.
 NAMES = ("sim-fast", "fast", "cato-completion", "cato-generation", "cato-auto", "qwen:cato-auto")

@@ -96,9 +96,10 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.inside = inside = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    # `include_router` would make every route anew: two thirds of the time that this takes.
+    routes = [route for dialect in DIALECTS for route in dialect.routes(ingress).routes]
     for one in (app, inside):
-        for dialect in DIALECTS:
-            one.include_router(dialect.routes(ingress))
+        one.router.routes.extend(routes)
         errors.install(one, ingress.has_replicas)
     hot = hot_endpoints(app)
     app.add_middleware(HotRoutes, endpoints=hot, has_replicas=ingress.has_replicas)

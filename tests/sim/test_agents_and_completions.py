@@ -17,9 +17,9 @@ from cato.sim.session_traces import read_sessions
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sessions of 40 turns, 3 s apart; ten minutes of them are played."""
+    """Sessions of 40 turns, 3 s apart; six minutes and a half of them are played."""
     monkeypatch.setattr(agent_fleet, "WARM_UP_S", 100.0)
-    monkeypatch.setattr(agent_fleet, "COUNTED_S", 500.0)
+    monkeypatch.setattr(agent_fleet, "COUNTED_S", 300.0)
     path = tmp_path / "trace.jsonl.gz"
     turn = {"gap": 3.0, "out": 50}
     with gzip.open(path, "wt") as lines:

@@ -12,7 +12,7 @@ from cato.sim.card_workload import COMPLETION, LANGUAGES, REASONING, CardArrival
 from cato.sim.cards import Served, run
 
 DAY_S = 86_400.0
-DAYS = 4
+DAYS = 3
 HOURS = range(9, 17)
 RATE_PER_S = 0.04
 

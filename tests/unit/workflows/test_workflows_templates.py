@@ -150,9 +150,9 @@ def test_a_refused_escape_changes_nothing() -> None:
     ],
 )
 def test_the_work_of_a_rendering_is_bounded(source: str) -> None:
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     problem_of(source, text="x" * MAX_OUTPUT_CHARS)
-    assert time.perf_counter() - started_s < 5
+    assert time.process_time() - started_s < 5
 
 
 def test_a_condition_does_less_than_a_prompt_may() -> None:

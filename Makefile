@@ -7,6 +7,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	2>/dev/null && echo "$$p" && break; done)
 FREE_GB ?= 6
 
+# With it each of the many processes of `cato serve` and of the tests compiles CATO anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 STAMP := .venv/.setup-$(EXTRAS)
 say := @printf '\033[1m==> %s\033[0m\n'
@@ -131,7 +134,7 @@ install:
 	    $(BIN)/python -m pip uninstall --disable-pip-version-check -q -y $(CLASHING);; \
 	    *) echo 'not a CPU build: nothing to do';; esac
 	$(say) '4/4 compiling bytecode (a minute, once; importing vLLM takes twice as long without)'
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q -j 2 \
+	@$(BIN)/python -m compileall -q -j 2 cato \
 	    "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')" \
 	    >/dev/null 2>&1 || true  # some packages ship templates that are not Python
 	@echo "$(DIGEST)" > $(STAMP)

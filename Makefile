@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	2>/dev/null && echo "$$p" && break; done)
 FREE_GB ?= 6
 
-# With it each of the many processes of `cato serve` and of the tests compiles CATO anew.
+# With it each process of `cato serve` and of the tests, and there are many, compiles CATO again.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin

@@ -29,7 +29,7 @@ LIVE_TIMEOUT_S = 400
 
 # Files and folders in the order in which they run. First what starts a Ray or engines of its own,
 # the slowest first. The processes of the shared cluster take part of the cores even while it is
-# idle, so it starts late, and short files run beside it.
+# idle, so it starts late; all other files take as long as its tests, and run beside them.
 OWN = (
     "test_serve_cli.py",
     "test_accelerator.py",
@@ -38,8 +38,6 @@ OWN = (
     "test_hosts.py",
     "test_engines_vllm.py",
     "agents",
-    "test_bench_live.py",
-    "test_engine_scheduler_vllm.py",
 )
 SHARED = (
     "test_adapters.py",

@@ -79,7 +79,7 @@ SMALL = Form(
         concurrencies=(1, 4, 8),
         stalling_prompt_tokens=(32,),
         rounds=2,
-        total_s=20.0,
+        total_s=10.0,
     ),
     turns=1,
     batches=(1, 3),

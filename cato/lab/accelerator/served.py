@@ -71,7 +71,7 @@ def whole(seed: int) -> Form:
 
 def small(seed: int) -> Form:
     settings = overhead.Settings((overhead.VLLM,), 4, 2, (1, 3), 8, seed)
-    return Form(alone.SMALL.plan, 8, settings, ("W3-like, load 0.5",), 8, 20, 4, 48)
+    return Form(alone.SMALL.plan, 8, settings, ("W3-like, load 0.5",), 8, 4, 4, 48)
 
 
 class Served:

@@ -188,7 +188,9 @@ def _library() -> tuple[str, ...]:
     return tuple(p.read_text(encoding="utf-8", errors="replace") for p in files)
 
 
-def with_belief(task: SimTask, belief: LengthBelief) -> SimTask:
-    """The task with the belief that the simulator's policies get."""
+def with_belief(task: SimTask, belief: LengthBelief | None) -> SimTask:
+    """The task with the belief that the simulator's policies get; None: that of its mix."""
+    if belief is None:
+        return task
     node = replace(task.nodes[0], expected_tokens=round(belief.mean), length=belief)
     return replace(task, nodes=(node,))

@@ -141,6 +141,7 @@ class _Recorder:
     """For real engines: makes prompts, and records the lengths of the model's answers.
 
     The simulator's belief of each class is what the warm-up showed; the Profiler learns the same.
+    Of a class that was not in it both know nothing.
     """
 
     subject: Subject
@@ -161,7 +162,7 @@ class _Recorder:
                 for n in names
             }
         return [
-            LiveTask(real.with_belief(task, self.beliefs[task.name]), {"prompt_0": prompt})
+            LiveTask(real.with_belief(task, self.beliefs.get(task.name)), {"prompt_0": prompt})
             for task, prompt in zip(found, prompts, strict=True)
         ]
 

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from rich.console import Console
 from virtual_time_kit import VirtualLoop
 
@@ -51,7 +53,9 @@ from cato.lab.bench.deployment import (
     with_profile,
 )
 from cato.lab.bench.overhead import engines_args
+from cato.lab.live.experiment import WARM_UP_SEED
 from cato.lab.live.experiments import mix_of
+from cato.lab.live.rounds import _Recorder
 from cato.lab.live.session import Options, Session
 from cato.profiles.load import load_profile_file, load_profiles
 from cato.profiles.schema import ProfileFile, Provenance
@@ -414,6 +418,25 @@ def test_what_was_measured_is_what_routers_and_simulator_are_given(tmp_path: Pat
     assert pool.deployments[0].profile == "demo-coder@H200"
     assert load_profiles(Path(deploy.topology.profiles_dir))["demo-coder@H200"].load_s == 7.5
     assert Session(Options("vllm-mix", deploy)).subject.engines["engine"].load_s == 7.5
+
+
+async def test_what_the_warm_up_did_not_show_keeps_the_expectation_of_its_mix() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"usage": {"prompt_tokens": 9, "completion_tokens": 5}})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    session = Session(Options("vllm-mix", load_deploy_file(ONE_CORE), has_one_engine=True))
+    subject, mix = session.subject, session.experiment.mix
+    assert mix is not None
+    tasks = subject.sim_tasks(next(iter(session.experiment.workloads)), 1, session.settings, 40)
+    first = [task for task in tasks if task.name == tasks[0].name]
+    async with TestServer(app) as server:
+        make = _Recorder(subject, mix, str(server.make_url("")).rstrip("/"))
+        await make(first, WARM_UP_SEED, lambda: None)
+        made = await make(tasks, 1, lambda: None)
+    known = {live.sim.name for live in made if live.sim.nodes[0].length is not None}
+    assert known == {tasks[0].name} < {live.sim.name for live in made}
 
 
 def test_a_profile_is_named_as_ray_names_the_card() -> None:

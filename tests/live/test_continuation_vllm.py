@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cato.core.ids import ModelName
-from cato.core.topology import EngineSpec, ModelSpec
 from cato.demo import demo_model_path
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.engines.vllm.host import Zygote
@@ -24,6 +22,7 @@ from cato.serve.continuation import Answer
 from cato.serve.prompts import EngineCall
 from cato.wire.as_chat import messages_as_chat
 from cato.wire.endpoint import Endpoint
+from tests.live.test_engines_vllm import MODEL, SPEC
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from wire_kit import counts_in, final, finish_in, parts_in
@@ -51,22 +50,12 @@ BODIES: dict[Endpoint, dict[str, Any]] = {
         "max_tokens": TOKENS,
     },
 }
-SPEC = EngineSpec(
-    "vllm",
-    zygote=True,
-    dtype="float32",
-    max_num_seqs=4,
-    max_model_len=512,
-    kv_cache_memory_bytes=128 << 20,
-    start_timeout_s=120.0,
-)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine(zygote: Zygote) -> AsyncIterator[VllmEngine]:
     with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:  # short: it holds sockets
-        model = ModelSpec(ModelName("demo"), "demo", "qwen")
-        engine = VllmEngine(SPEC, model, str(demo_model_path()), folder, zygote.socket)
+        engine = VllmEngine(SPEC, MODEL, str(demo_model_path()), folder, zygote.socket)
         await engine.start()
         yield engine
         await engine.stop()
@@ -95,7 +84,7 @@ async def attempt(
 @pytest.mark.parametrize("endpoint", list(BODIES))
 async def test_a_cut_stream_of_vllm_goes_on_as_one(engine: VllmEngine, endpoint: Endpoint) -> None:
     body = {**BODIES[endpoint], "temperature": 0}
-    call = EngineCall(endpoint, body, 20, TOKENS, TOKENS, ModelName("demo"), raw=True)
+    call = EngineCall(endpoint, body, 20, TOKENS, TOKENS, MODEL.name, raw=True)
     whole = Answer()
     whole_sent = await attempt(engine, whole, call, 0, None)
     expected = final_of(endpoint, whole_sent)

@@ -222,6 +222,7 @@ def _measure_sessions(scene: Scene, trace: Path, pool: PoolSetup, seed: int) -> 
 def _metrics(outcomes: Sequence[Outcome], now_s: float) -> dict[str, float]:
     """`wait_s_max`: the longest TTFT among calls that were not refused. Answers are counted."""
     with_slo = [o for o in outcomes if o.task.target_s < inf]
+    in_time = sum(o.is_met for o in with_slo)
     first_s = [o.ttft_s for o in outcomes if o.ttft_s == o.ttft_s]
     waits_s = [
         o.ttft_s if o.ttft_s == o.ttft_s else now_s - o.task.arrived_at_s
@@ -229,10 +230,10 @@ def _metrics(outcomes: Sequence[Outcome], now_s: float) -> dict[str, float]:
         if not o.refused
     ]
     return {
-        "slo_attainment": sum(o.is_met for o in with_slo) / len(with_slo) if with_slo else nan,
+        "slo_attainment": in_time / len(with_slo) if with_slo else nan,
         "ttft_s_p95": float(np.quantile(first_s, 0.95)) if first_s else nan,
         "wait_s_max": max(waits_s, default=nan),
-        "answers_in_time": float(sum(o.is_met for o in with_slo)),
+        "answers_in_time": float(in_time),
         "answers": float(sum(o.is_finished for o in outcomes)),
         "refused": sum(o.refused for o in outcomes) / len(outcomes) if outcomes else nan,
     }

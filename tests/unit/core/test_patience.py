@@ -301,3 +301,4 @@ def test_the_memory_of_refused_turns_is_bounded_and_forgets_the_old() -> None:
     assert [turns.as_first_asked(c, 24.0).deadline_s for c in again] == [29.0, 6.0]
     turns.keep(a_turn("new", 79.0), 99.0)
     assert len(turns) == 1
+    assert turns.as_first_asked(a_turn("again", 102.0), 102.0).deadline_s == 84.0

@@ -90,7 +90,7 @@ class Follow:
 
 @record
 class Left:
-    """To a router: Serve no longer lists the replica."""
+    """To a router: Serve no longer lists the replica, or the replica drains."""
 
     replica_id: ReplicaId
 

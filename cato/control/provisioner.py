@@ -122,6 +122,8 @@ class ResourceProvisioner:
 
     async def _look(self, fleet: FleetOrchestrator) -> None:
         pools = fleet.topology.pools
+        if not pools:
+            return  # shared pools are not scaled
         answers = await asyncio.gather(*map(_demand, pools))
         demands = {p.name: d for p, d in zip(pools, answers, strict=True) if d is not None}
         served = await ray_private.deployments(actors.ENGINES_APP)

@@ -1,28 +1,28 @@
 """Replicas that Serve lists now, and those it listed before, as seen by this process.
 
 The request router fills it (its own module is pickled by value, so state must live elsewhere);
-the ingress reads it to tell a pool's router which replicas have left.
+the ingress reads it to tell a pool's router which replicas have left and which are listed. Serve
+unlists a replica for a moment while it reconfigures it, and then lists the same id again.
 """
 
 from __future__ import annotations
 
 _serving: dict[str, frozenset[str]] = {}
-_left: dict[str, set[str]] = {}
+_left: dict[str, frozenset[str]] = {}
 
 
 def note(deployment: str, replicas: frozenset[str]) -> None:
     """Serve now lists `replicas` for `deployment`."""
-    gone = _serving.get(deployment, frozenset()) - replicas
+    before = _left.get(deployment, frozenset()) | _serving.get(deployment, frozenset())
+    _left[deployment] = before - replicas
     _serving[deployment] = replicas
-    if gone:
-        _left.setdefault(deployment, set()).update(gone)
+
+
+def listed(deployment: str) -> frozenset[str]:
+    """All replicas of `deployment` that Serve lists; empty when it has listed none yet."""
+    return _serving.get(deployment, frozenset())
 
 
 def has_left(deployment: str, replica: str) -> bool:
     """True when the replica was listed before and no longer is."""
     return replica in _left.get(deployment, ())
-
-
-def left(deployment: str) -> frozenset[str]:
-    """All replicas of `deployment` that were listed before and no longer are."""
-    return frozenset(_left.get(deployment, ()))

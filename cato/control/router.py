@@ -66,6 +66,7 @@ class ReplicaRouter:
         self._log = opened_log(log_folder, log_name, policies, profile)
         self._decisions = DecisionBook(pool)
         self._leases = Leases(pool, self._handle)
+        # Serve does not list these replicas; they keep reporting while they drain.
         self._gone: set[ReplicaId] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._has_dealt = False
@@ -114,7 +115,8 @@ class ReplicaRouter:
         self._handle(ReplicaLost(_now_s(), replica, reason))
 
     def leave(self, replica: ReplicaId) -> None:
-        """Serve no longer lists the replica: it gets no new work, whatever it reports."""
+        """Serve no longer lists the replica: it gets no new work, whatever it reports, until Serve
+        lists it again."""
         if replica not in self._gone:
             self._gone.add(replica)
             self.lose(replica, "left the deployment")
@@ -123,6 +125,10 @@ class ReplicaRouter:
         """As `leave`."""
         for replica in replicas:
             self.leave(replica)
+
+    async def listed(self, replicas: frozenset[ReplicaId]) -> None:
+        """Serve lists these replicas: each gets work from its next report on."""
+        self._gone -= replicas
 
     def load(self) -> ShardLoad:
         """The load by which ingresses choose between shards."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import assert_never
@@ -56,6 +56,7 @@ from cato.core.shared import (
     OfLine,
     SharedEvent,
     SharedOrchestrator,
+    Step,
 )
 from cato.core.shared import Told as LineTold
 from cato.core.slots import HostedPart, SharedPoolPicture, SlotReport
@@ -117,7 +118,7 @@ class SharedPool:
         core = SharedOrchestrator(lambda tell: Placement(policies, tell, unit_s, life, settle_s))
         in_order = core.placement.in_order
         for name, hosted in self.hosted.items():
-            core.handle(self._added(hosted, _now_s()))
+            core.handle(self._added(hosted, self.profiles[name], _now_s()))
             self._open_line(name, in_order=in_order)
         return core
 
@@ -136,20 +137,20 @@ class SharedPool:
 
         return Leases(self.spec.part_of(name), handle)
 
-    def _added(self, hosted: HostedModel, now_s: float) -> ModelAdded:
-        name = hosted.model.name
+    def _added(
+        self, hosted: HostedModel, profiles: Mapping[DeploymentName, Profile], now_s: float
+    ) -> ModelAdded:
         shapes = self.spec.where_fits(hosted)
-        served = tuple(
-            _served_on(s, hosted.at(s.name), self.profiles[name][s.name]) for s in shapes
-        )
-        return ModelAdded(now_s, self.spec.part_of(name), served, self._policies_of(name))
+        served = tuple(_served_on(s, hosted.at(s.name), profiles[s.name]) for s in shapes)
+        policies = policies_of(self._policies.of_models, _fastest(profiles))
+        return ModelAdded(now_s, self.spec.part_of(hosted.model.name), served, policies)
 
     def _policies_of(self, name: ModelName) -> Policies:
         return policies_of(self._policies.of_models, self._fastest(name))
 
     def _fastest(self, name: ModelName) -> Profile:
         """The model's profile on its fastest deployment."""
-        return min(self.profiles[name].values(), key=attrgetter("typical_call_s"))
+        return _fastest(self.profiles[name])
 
     @property
     def placement(self) -> Placement:
@@ -194,14 +195,18 @@ class SharedPool:
         return None
 
     def add_model(self, hosted: HostedModel, profile: Profile) -> None:
-        """Accept calls for the model from now on; for a known model, replace its facts."""
-        self.hosted[hosted.model.name] = hosted
-        shapes = self.spec.where_fits(hosted)
-        self.profiles[hosted.model.name] = {s.name: profile for s in shapes}
-        if hosted.model.name not in self._leases:
-            in_order = self.placement.in_order
-            self._open_line(hosted.model.name, in_order=in_order)
-        self.handle(self._added(hosted, _now_s()))
+        """Accept calls for the model from now on; for a known model, replace its facts.
+
+        Raise `InputError` when its facts are impossible, or while calls run on a deployment where
+        it no longer fits; nothing has changed then.
+        """
+        name, now_s = hosted.model.name, _now_s()
+        profiles = {s.name: profile for s in self.spec.where_fits(hosted)}
+        steps = self._core.handle(self._added(hosted, profiles, now_s))
+        self.hosted[name], self.profiles[name] = hosted, profiles  # before orders that name them
+        if name not in self._leases:
+            self._open_line(name, in_order=self.placement.in_order)
+        self._carry_out(steps, now_s)
 
     async def remove_model(self, name: ModelName) -> None:
         """Refuse new calls at once; calls already in the pool have a minute to end.
@@ -380,12 +385,15 @@ class SharedPool:
     # Commands
 
     def handle(self, event: SharedEvent) -> None:
-        for step in self._core.handle(event):
+        self._carry_out(self._core.handle(event), event.now_s)
+
+    def _carry_out(self, steps: Iterable[Step], now_s: float) -> None:
+        for step in steps:
             match step:
                 case LineTold():
-                    self._carry_out(step)
+                    self._answer(step)
                 case Load():
-                    self._order(step, event.now_s)
+                    self._order(step, now_s)
                 case GiveUp():
                     part = self.spec.part_of(step.model)
                     error = NotLoadedError(part, step.problem, step.retry_after_s)
@@ -393,7 +401,7 @@ class SharedPool:
                 case _:
                     assert_never(step)
 
-    def _carry_out(self, told: LineTold) -> None:
+    def _answer(self, told: LineTold) -> None:
         """Carry out the decisions of one model's queue."""
         if (log_ := self._logs.get(told.model)) is not None:
             in_order = self.placement.in_order
@@ -423,6 +431,10 @@ class SharedPool:
         self.loads.begin(load, now_s)
         for card in load.cards:
             self.slots.tell(ReplicaId(card))
+
+
+def _fastest(profiles: Mapping[DeploymentName, Profile]) -> Profile:
+    return min(profiles.values(), key=attrgetter("typical_call_s"))
 
 
 def _served_on(shape: DeploymentSpec, hosted: HostedModel, profile: Profile) -> Served:

@@ -39,6 +39,10 @@ log = logging.getLogger("cato.shared_pool")
 # Two loads of the largest model from slow storage take minutes; a measurement that hangs must end.
 MEASURE_LIMIT_S = 1800.0
 FULL_RETRY_AFTER_S = 1.0
+# Reports of a slot that has left are ignored this long. A draining slot sends `Left` in place of
+# reports, so it does not come back; one that Serve unlists for a moment, to reconfigure it, does.
+# Longer than Serve takes to stop an unlisted replica (`DRAIN_POLL_S` in `cato.serve.app`).
+LEFT_S = 3.0
 NOTHING = CopyId("")
 _MEASURE = "measure-"
 
@@ -94,8 +98,8 @@ class Slots:
         """`hold` sends an order to a slot."""
         self._state, self._hold = state, hold
         self._slots: dict[ReplicaId, _Slot] = {}
-        # Serve no longer lists these slots; they keep reporting while they drain.
-        self.have_left: set[ReplicaId] = set()
+        # Until when reports of slots that left are ignored.
+        self.have_left: dict[ReplicaId, float] = {}
 
     def __contains__(self, slot: ReplicaId) -> bool:
         return slot in self._slots
@@ -156,7 +160,7 @@ class Slots:
 
     def report(self, report: SlotReport) -> None:
         """Take a slot's current state, and tell it what to hold instead."""
-        if report.slot in self.have_left:
+        if _now_s() < self.have_left.get(report.slot, 0.0):
             return
         if all(report.deployment != d.name for d in self._state.spec.deployments):
             return  # a former deployment's, which drains
@@ -332,9 +336,12 @@ class Slots:
     # Slots that leave
 
     def leave(self, slots: Iterable[ReplicaId]) -> None:
-        """These slots get no new work, whatever they report, and finish running calls."""
-        for slot_id in sorted(set(slots) - self.have_left):
-            self.have_left.add(slot_id)
+        """These slots finish running calls, and get no new work for `LEFT_S`, whatever they
+        report."""
+        now_s = _now_s()
+        self.have_left = {s: until_s for s, until_s in self.have_left.items() if now_s < until_s}
+        for slot_id in sorted(slots):
+            self.have_left[slot_id] = now_s + LEFT_S
             self.lose(slot_id, "it left its deployment")
 
     def lose(self, slot_id: ReplicaId, why: str) -> None:

@@ -272,7 +272,6 @@ class PoolOrchestrator:
                 commands.append(_superseded(id, newer))
             elif lease is not None:
                 freed += self._leases.release(id)
-                self._taken_back[id] = lease.command.attempt
                 commands.append(
                     Preempt(id, lease.command.attempt, lease.replica_id, replaced_by(newer), True)
                 )
@@ -350,7 +349,8 @@ class PoolOrchestrator:
             freed += self._leases.end(lease, event)
         elif has_crossed and id in self._waiting:
             self._backlog.remove(self._waiting[id])
-        if lease is None or id not in self._leases.by_id:
+        # After another end its ingress withdraws the call, or offers the next attempt.
+        if event.outcome == "done" and (lease is None or id not in self._leases.by_id):
             self._taken_back.pop(id, None)
         return self._dispatcher.fill_freed(freed, event.now_s)
 

@@ -31,6 +31,8 @@ from cato.core.topology import RAY_SERVE, PoolScaling, Topology
 
 # Tolerance: looks are never exactly on time.
 _EARLY = 0.1
+# Seconds between looks while there is nothing to scale: the next topology may have pools.
+_IDLE_EVERY_S = 1.0
 
 
 class FleetOrchestrator:
@@ -66,7 +68,7 @@ class FleetOrchestrator:
     @property
     def every_s(self) -> float:
         """Seconds between looks; each pool's policy is called at its own multiple of them."""
-        return min(p.scaling.every_s for p in self._pools.values())
+        return min((p.scaling.every_s for p in self._pools.values()), default=_IDLE_EVERY_S)
 
     def configure(
         self, pool: PoolName, scaling: PoolScaling, policy: ScalingPolicy[Any] | None

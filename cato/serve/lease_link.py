@@ -176,7 +176,7 @@ class LeaseLink:
             shard.tell(note)
 
     def ended(self, id: InvocationId) -> None:
-        """The call's answer is complete: forget its shard."""
+        """The call's answer is complete: forget its shard. After a preemption it is still needed."""
         if self._where:
             self._where.pop(id, None)
 
@@ -194,6 +194,10 @@ class LeaseLink:
             self.open()
         if not reached:
             return None
+        if invocation.attempt > 1 and (known := self._where.get(invocation.id)) is not None:
+            if known in reached and not self._choice.is_stranded(known):
+                return self._shards[known]  # it preempted the call, and has queued it again
+            self.withdraw(invocation.id, invocation.attempt, "it is offered to another shard")
         return self._shards[self._choice.choose(invocation, reached, self._profile)]
 
     async def _offered_to(

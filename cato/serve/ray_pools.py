@@ -43,7 +43,7 @@ from cato.core.topology import (
     Topology,
     model_called,
 )
-from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.serve.engines_app import ServedApplication, why_unplaceable
 from cato.serve.lease_link import RETRY_AFTER_S, LeaseLink
 from cato.serve.pools import PoolInfo
@@ -82,7 +82,6 @@ class RayPools:
         self._routers: dict[str, Any] = {}  # by the actors' names
         self._links: dict[PoolName, LeaseLink] = {}
         self._streams = TokenStreams()
-        self._told_left: dict[str, frozenset[str]] = {}
         self._refresher: asyncio.Task[None] | None = None
 
     def follow(self, calls: Mapping[TaskName, CallsBefore]) -> None:
@@ -162,12 +161,13 @@ class RayPools:
     async def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
-        has_ended = False
+        has_ended = is_preempted = False
         stream = self._streams.stream(lease, request, self._model_in(pool))
         try:
             async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     has_ended = has_ended or chunk.finish_reason is not None
+                    is_preempted = chunk.finish_reason == PREEMPTED
                     yield chunk
             has_ended = True
         except (ReplicaLostError, EngineDeadError) as error:
@@ -176,6 +176,8 @@ class RayPools:
         finally:
             if not has_ended:
                 self._withdraw(pool, lease.invocation_id, lease.attempt, "the reader left")
+            elif is_preempted:
+                pass  # its shard has queued it again
             elif (link := self._links.get(self._led_by(pool))) is not None:
                 link.ended(lease.invocation_id)
 
@@ -317,14 +319,30 @@ class RayPools:
                 raise
             self._pictures[pool.name] = merged(pool.name, told)
             self._infos = {}
+            await self._tell_listing(pool, routers)
             await self._learn_template(pool)
             for deployment in pool.deployments:
                 self._streams.handle(deployment.name)
-                gone = replica_sets.left(deployment.name)
-                if gone != self._told_left.get(deployment.name, frozenset()):
-                    ids = frozenset(ReplicaId(r) for r in gone)
-                    await asyncio.gather(*(router.left.remote(ids) for router in routers))
-                    self._told_left[deployment.name] = gone
+
+    async def _tell_listing(self, pool: PoolSpec, routers: Sequence[Any]) -> None:
+        """Serve's listing decides which replicas the routers may use.
+
+        It is compared with the picture at every refresh. So the routers also hear of a change when
+        they restart, or when another ingress that has told them of an unlisted replica ends before
+        Serve lists it again.
+        """
+        known = frozenset(r.id for r in self._pictures[pool.name].replicas)
+        gone: set[ReplicaId] = set()
+        unknown: set[ReplicaId] = set()
+        for deployment in pool.deployments:
+            gone |= {r for r in known if replica_sets.has_left(deployment.name, r)}
+            unknown |= {ReplicaId(r) for r in replica_sets.listed(deployment.name)} - known
+        told: list[Any] = []
+        if gone:
+            told += [router.left.remote(frozenset(gone)) for router in routers]
+        if unknown:
+            told += [router.listed.remote(frozenset(unknown)) for router in routers]
+        await asyncio.gather(*told)
 
     def _forget_routers(self, pool: PoolSpec) -> None:
         for name in actors.routers_of(pool):

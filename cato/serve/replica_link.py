@@ -22,6 +22,8 @@ from cato.wire.link.endpoints import Listener
 log = logging.getLogger("cato.engine_replica")
 
 REPORT_S = 0.5
+# Longest wait between tries of a replica that cannot accept links; each failure doubles it.
+MAX_RETRY_S = 5.0
 # A restarting shard answers after a second; until then its replicas join other shards.
 GO_HOME_S = 2.0
 
@@ -52,13 +54,14 @@ class ReplicaLink(Passive):
         self._is_over = asyncio.Event()  # set when the current link to the router has ended
         self._listener: Listener | None = None
         self._secret = b""
+        self._retry_s = RETRY_S
 
     async def keep_forever(self, replica: Replica) -> None:
         """Stay connected to the router through its restarts, and report to it."""
         self._replica = replica
         while True:
             if not await self._join(self._homes()):
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
                 continue
             while not self._is_over.is_set():
                 if self._is_known:
@@ -99,9 +102,14 @@ class ReplicaLink(Passive):
         for shard in shards:
             try:
                 await self._connect(shard, 1 if self._shards.count > 1 else DOOR_TRIES)
-            except (LinkError, OSError) as error:
+            except LinkError as error:
                 log.info("replica %s: %s", self._replica.id, error)
+            except OSError as error:
+                self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+                log.error("replica %s cannot accept links: %s", self._replica.id, error)
+                break  # the same at every shard
             else:
+                self._retry_s = RETRY_S
                 return True
         return False
 
@@ -120,17 +128,27 @@ class ReplicaLink(Passive):
         link, secret = await link_to_router(
             self._pool, self, shard, tries, is_shared=self._is_shared
         )
-        if self._listener is None or secret != self._secret:
-            # The router of a pool that was removed and created again has another secret.
-            if self._listener is not None:
-                self._listener.close()
-            self._listener = await take(self, secret, f"a reader of {self._replica.id}")
-            self._secret = secret
+        try:
+            listener = await self._listening(secret)
+        except BaseException:
+            link.close("the replica cannot accept links")
+            raise
         self._router, self._shard, self._is_known = link, shard, False
         self._is_over.clear()
         if not link.is_open:  # it has ended already
             self._is_over.set()
-        link.note(Joined(self._replica.id, self._listener.address))
+        link.note(Joined(self._replica.id, listener.address))
+
+    async def _listening(self, secret: bytes) -> Listener:
+        """The listener of links with that secret; raise OSError when none can be opened."""
+        if self._listener is not None and secret == self._secret:
+            return self._listener
+        listener = await take(self, secret, f"a reader of {self._replica.id}")
+        if self._listener is not None:
+            # The router of a pool that was removed and created again has another secret.
+            self._listener.close()
+        self._listener, self._secret = listener, secret
+        return listener
 
     # Calls and notes from peers
 

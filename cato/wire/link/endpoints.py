@@ -74,16 +74,24 @@ async def listen(
     folder: Path,
     tls: Tls | None = None,
 ) -> Listener:
-    """Accept links at a socket in `folder`, which is created for this user only, and at `ip`."""
+    """Accept links at a socket in `folder`, which is created for this user only, and at `ip`.
+
+    Raise OSError; nothing is then left open.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     _forget_sockets_of_the_dead(folder)
     frames = Frames()
     made = partial(Connection, codec, secret, handler, name, is_server=True, frames=frames)
     loop = asyncio.get_running_loop()
     path = str(folder / f"{os.getpid()}-{secrets.token_hex(4)}")
-    local = await loop.create_unix_server(made, path)
     context = None if tls is None else tls.context(is_server=True)
-    remote = await loop.create_server(made, ip, 0, ssl=context)
+    local = await loop.create_unix_server(made, path)
+    try:
+        remote = await loop.create_server(made, ip, 0, ssl=context)
+    except BaseException:
+        local.close()
+        Path(path).unlink(missing_ok=True)
+        raise
     port: int = remote.sockets[0].getsockname()[1]
     return Listener(Address(host, path, ip, port), [local, remote], frames)
 

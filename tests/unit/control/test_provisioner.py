@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kits.builders import a_profile
 
+from cato.control.provisioner import ResourceProvisioner
 from cato.core.demand import CallKind, PoolDemand
 from cato.core.deployment_state import HISTORY_LOOKS
 from cato.core.errors import UnknownNameError
@@ -442,3 +445,16 @@ def test_an_idle_pool_sleeps_and_wakes_for_the_first_call() -> None:
     assert targets[6:15] == [0] * 9
     assert targets[15:20] == [1] * 5
     assert targets[-1] == 0
+
+
+async def test_a_topology_without_pools_to_scale_is_looked_at_until_one_has_some(
+    tmp_path: Path,
+) -> None:
+    topology = Topology((), store=str(tmp_path / "metadata.db"))
+    provisioner = ResourceProvisioner()
+    await provisioner.register(topology, {}, {})
+    looking = provisioner._looking
+    assert looking is not None
+    await asyncio.wait((looking,), timeout=0.05)
+    assert not looking.done(), "shared pools alone do not end it"
+    looking.cancel()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +14,18 @@ from link_kit import SECRET, dial, taken
 
 from cato.control.router import ReplicaRouter
 from cato.core.errors import LinkError
-from cato.core.events import ReplicaReported
-from cato.core.ids import DeploymentName, PoolName, ReplicaId
+from cato.core.events import (
+    InvocationEnded,
+    PoliciesChanged,
+    ReplicaProgressed,
+    ReplicaReported,
+)
+from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
+from cato.core.policies import NO_LOAD, QueueLoad
 from cato.core.profile import UNMEASURED
 from cato.core.shards import homes_of, shard_of
 from cato.core.slots import SlotOrder
+from cato.core.snapshot import Invocation, ReplicaView
 from cato.core.topology import PoolPolicies, Shards
 from cato.serve import replica_link
 from cato.serve.lease_link import LeaseLink
@@ -143,6 +150,54 @@ async def test_what_waits_in_a_shard_that_dies_is_offered_to_the_other(shards: T
     shards.end(home)
     second = await asyncio.wait_for(link.lease(calls[1]), 5)
     assert second.dispatch.replica_id == f"r{1 - home}"
+
+
+@dataclass(frozen=True, slots=True)
+class YieldsOnce:
+    """The call "a" yields while it is there."""
+
+    def preempt(
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
+        load: QueueLoad = NO_LOAD,
+    ) -> Sequence[tuple[InvocationId, str]]:
+        return [(r.invocation.id, "yields") for r in replica.running if r.invocation.id == "a"]
+
+
+@pytest.mark.parametrize("is_stranded", [False, True])
+async def test_what_a_shard_preempted_is_offered_to_it_again(
+    shards: TwoShards, *, is_stranded: bool
+) -> None:
+    """It has queued the call itself; if it has lost its replicas, the call leaves it."""
+    for shard in (0, 1):
+        shards.routers[shard].take(a_report(f"r{shard}", slots=1))
+    link = await connected(a_link(shards))
+    call = an_invocation("a", deadline_s=100.0)
+    first = await link.lease(call)
+    replica = first.dispatch.replica_id
+    home = int(replica[1])
+    router = shards.routers[home]
+    policies = router._core._backlog.policies
+    router.take(PoliciesChanged(0.0, replace(policies, late_binding=True, preemption=YieldsOnce())))
+    other = asyncio.ensure_future(router.offer(an_invocation("b", deadline_s=5.0)))
+    await asyncio.sleep(0)
+    router.take(ReplicaProgressed(0.0, replica, ((call.id, 5),)))
+    assert (await other).replica_id == replica
+    if is_stranded:
+        router.take(a_report(replica, slots=1, accepting=False, held=("b",)))
+        async with asyncio.timeout(5):
+            while not link._choice.is_stranded(home):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    again = asyncio.ensure_future(link.lease(replace(call, attempt=2, generated=5)))
+    await asyncio.sleep(0.05)
+    router.take(InvocationEnded(0.0, InvocationId("b"), 1, 5, "done"))
+    async with asyncio.timeout(5):
+        found = (await again).dispatch.replica_id
+    assert found == (f"r{1 - home}" if is_stranded else replica)
+    assert [(await shards.routers[s].picture()).queued for s in (0, 1)] == [0, 0]
 
 
 async def test_a_withdrawal_goes_to_the_shard_that_has_the_call(shards: TwoShards) -> None:

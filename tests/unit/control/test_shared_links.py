@@ -136,6 +136,35 @@ def held(slot: Slot) -> int:
     return len(slot.replica.calls.attempts)
 
 
+async def test_a_slot_that_cannot_accept_links_leaves_none_open_and_waits_longer_each_time(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[Connection] = []
+    tried_at_s: list[float] = []
+    monkeypatch.setattr(replica_link, "RETRY_S", 0.01)
+
+    async def to_books(
+        pool: PoolName, handler: Handler, shard: int, tries: int, *, is_shared: bool
+    ) -> tuple[Connection, bytes]:
+        link, secret = await cluster.link_to_books(handler)
+        links.append(link)
+        return link, secret
+
+    async def take(handler: Handler, secret: bytes, name: str) -> Listener:
+        tried_at_s.append(asyncio.get_running_loop().time())
+        if len(tried_at_s) <= 4:
+            raise OSError("no file is left")
+        return await taken(handler, tmp_path)
+
+    monkeypatch.setattr(replica_link, "link_to_router", to_books)
+    monkeypatch.setattr(replica_link, "take", take)
+    cluster.add("a")
+    await until(lambda: len(cluster.books.picture().slots) == 1)
+    assert [link.is_open for link in links] == [False] * 4 + [True]
+    assert tried_at_s[4] - tried_at_s[3] > 0.1, "ten times the first wait"
+    assert await cluster.ask("1", JAVA) == text_of(JAVA)
+
+
 async def test_leases_orders_and_tokens_go_over_links(cluster: Cluster) -> None:
     cluster.add("a")
     assert await cluster.ask("1", JAVA) == text_of(JAVA)

@@ -6,10 +6,21 @@ from dataclasses import replace
 
 import pytest
 from kits.local_slots import LocalSharedPool
-from test_shared_pool import GO, JAVA, QUICK, a_pool, an_invocation, ask, books, read, text_of
+from test_shared_pool import (
+    GO,
+    JAVA,
+    QUICK,
+    a_pool,
+    an_invocation,
+    ask,
+    books,
+    read,
+    running,
+    text_of,
+)
 
 from cato.control.shared_pool import SharedPool
-from cato.core.errors import CapacityError
+from cato.core.errors import CapacityError, InputError
 from cato.core.eviction import CopyId
 from cato.core.ids import DeploymentName, HostId, ModelName, ReplicaId
 from cato.core.slots import SlotReport, SlotState
@@ -82,6 +93,26 @@ async def test_a_model_added_at_run_time_stays_where_it_was_measured() -> None:
         assert "fits on none of the pool's deployments (fast, slow): measure it again" in str(
             books(pool).why_not_add(gone)
         )
+
+
+async def test_a_refused_change_of_a_model_changes_nothing() -> None:
+    spec = two_speeds(a_model(JAVA, slo_s=1.0))
+    async with LocalSharedPool(spec, PROFILES) as pool:
+        added = a_model(GO, slo_s=30.0)
+        books(pool).add_model(added, CRAWLING)
+        async with running(pool, "1", GO) as (lease, _):
+            before = books(pool).parts(), dict(books(pool).hosted), dict(books(pool).profiles)
+            other = FAST if lease.deployment == SLOW else SLOW
+            with pytest.raises(InputError, match="run where it no longer fits"):
+                books(pool).add_model(replace(added, measured_on=other), QUICK)
+            now = books(pool).parts(), books(pool).hosted, books(pool).profiles
+            assert now == before
+        impossible = replace(a_model(LARGE, slo_s=1.0), min_copies=2, max_copies=1)
+        with pytest.raises(InputError, match="max_copies"):
+            books(pool).add_model(impossible, QUICK)
+        assert {part.model.name for part in books(pool).parts()} == {JAVA, GO}
+        books(pool).add_model(a_model(LARGE, slo_s=1.0), QUICK)
+        assert (await ask(pool, "2", LARGE))[1] == text_of(LARGE)
 
 
 async def test_slots_of_former_deployments_are_not_used() -> None:

@@ -1645,7 +1645,11 @@ def test_what_is_taken_back_does_not_get_its_place_back_at_once() -> None:
     assert [i.id for i in pool.waiting] == ["i"]
 
 
-def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_with_it() -> None:
+@pytest.mark.parametrize("outcome", ["", "cancelled", "failed"])
+def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_with_it(
+    outcome: str,
+) -> None:
+    """Its replica may tell of the end of its stream before its ingress withdraws it."""
     policies = Policies(
         CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome(), asks_at_once=True
     )
@@ -1654,6 +1658,8 @@ def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_wit
     pool.handle(drawn("i", 0.9))
     back, *_ = pool.handle(drawn("j", 0.1))
     assert isinstance(back, Preempt)
+    if outcome:
+        pool.handle(InvocationEnded(0.0, InvocationId("i"), 1, 7, outcome))
     pool.handle(InvocationWithdrawn(0.0, InvocationId("i"), 1, "the client left"))
     assert pool.invocation(InvocationId("i")) is None
 

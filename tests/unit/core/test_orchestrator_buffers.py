@@ -81,6 +81,15 @@ def test_who_types_on_keeps_the_place_only_for_so_long() -> None:
     assert lease.queue_s == 14.0 - 3.0
 
 
+def test_nothing_is_kept_of_runs_that_were_replaced() -> None:
+    """Their ingresses need not say another word of them."""
+    pool = a_pool(slots=1)
+    for n in range(100):
+        offered(pool, a_call(f"run{n}", float(n)), float(n))
+    assert (pool.queued, len(pool.leased)) == (0, 1)
+    assert not pool._taken_back
+
+
 def test_the_same_offer_again_keeps_its_place() -> None:
     pool, busy = a_pool(), a_call("busy", 0.0, buffer="")
     for call in (busy, a_call("old", 1.0), newer := a_call("new", 3.0), newer):

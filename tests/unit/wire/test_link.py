@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -301,6 +302,20 @@ async def test_sockets_of_dead_processes_are_removed(tmp_path: Path, echo: Echo)
     ours = await listen(CODEC, SECRET, echo, name="n", host="a", ip="127.0.0.1", folder=tmp_path)
     assert not left.exists()
     ours.close()
+
+
+async def test_a_listener_that_cannot_be_opened_leaves_nothing_open(
+    tmp_path: Path, echo: Echo
+) -> None:
+    async def refused() -> int:
+        """Open files after a try at an address of another machine."""
+        with pytest.raises(OSError, match="assign"):
+            await listen(CODEC, SECRET, echo, name="n", host="a", ip="203.0.113.1", folder=tmp_path)
+        return len(os.listdir("/dev/fd"))
+
+    first = await refused()
+    assert [await refused() for _ in range(3)] == [first] * 3
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(plain)

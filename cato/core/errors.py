@@ -30,6 +30,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cato.core.words import did_you_mean
+
 
 class CatoError(Exception):
     """Base of every exception CATO raises on purpose."""
@@ -73,7 +75,8 @@ class UnknownNameError(CatoError):
 
     def __str__(self) -> str:
         known = ", ".join(self.known) or "none"
-        return f"no {self.kind} named {self.name!r}; known: {known}"
+        hint = did_you_mean(self.name, self.known)
+        return f"no {self.kind} named {self.name!r}{hint}; known: {known}"
 
 
 class InputError(CatoError):
@@ -152,17 +155,24 @@ class DeadlineError(CatoError):
 class AccessError(CatoError):
     """The caller has no access; `status` and `code` are those of the HTTP answer.
 
-    `retry_after_s` is None when the same request never works.
+    `retry_after_s` is None when the same request never works. `param` names the field or the part
+    of the path, if one is at fault.
     """
 
     def __init__(
-        self, status: int, code: str, message: str, retry_after_s: float | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        retry_after_s: float | None = None,
+        param: str | None = None,
     ) -> None:
-        super().__init__(status, code, message, retry_after_s)
+        super().__init__(status, code, message, retry_after_s, param)
         self.status = status
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.param = param
 
     def __str__(self) -> str:
         return self.message

@@ -145,7 +145,8 @@ class SlaReceipt:
     """The receipt of a whole run.
 
     `achieved_s` is None if the SLO's event never happened (a miss). `tpot_target_s` is a second
-    objective, on the pace of the stream; None without one.
+    objective, on the pace of the stream; None without one. `output_tokens` are those of the answer:
+    of the output node, or of the streamed node so far if the run ended early.
 
     `path` names the executions, as indices into `nodes`, whose consecutive spans make up the E2E
     latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant` its owner; empty

@@ -121,7 +121,10 @@ class RunRecord:
     def receipt(
         self, now_s: float, status: str, problem: str, answer: tuple[NodeId, int] | None
     ) -> SlaReceipt:
-        """The receipt of the finished run; `answer` is the node and round of its output."""
+        """The receipt of the finished run.
+
+        `answer` is the node and round of its output, or of what was sent before it ended early.
+        """
         e2e_s = now_s - self.arrived_at_s
         ttft_s = None
         if self.text_sent_at_s is not None:

@@ -471,7 +471,9 @@ class Run:
         abandoned = self._record.cancel_open(now_s)
         commands: list[RunCommand] = [AbandonNode(id) for id in abandoned]
         result = self._names.get(output) if output is not None else None
-        answer = (output, self._states[output].result_round) if output is not None else None
+        answer = self._streaming
+        if output is not None:
+            answer = output, self._states[output].result_round
         receipt = self._record.receipt(now_s, status, problem, answer)
         commands.append(FinishRun(status, result, output, receipt))
         return tuple(commands)

@@ -58,7 +58,8 @@ class EngineChunk:
     """Some output. Counts are cumulative; `finish_reason` is set on the last chunk only.
 
     `prompt_tokens` and `cached_tokens` are -1 until the engine reports them; the last chunk
-    always has them.
+    always has them. `stop_sequence`: the one at which the output stopped, on the last chunk of
+    engines that tell it.
     """
 
     text: str = ""
@@ -67,6 +68,7 @@ class EngineChunk:
     cached_tokens: int = -1
     finish_reason: str | None = None
     raw: bytes = b""
+    stop_sequence: str = ""
 
 
 class EngineState(StrEnum):

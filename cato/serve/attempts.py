@@ -6,7 +6,13 @@ import time
 from dataclasses import dataclass, field
 
 from cato.core.commands import Dispatch
-from cato.core.errors import EngineDeadError, ReplicaLostError
+from cato.core.errors import (
+    CatoError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineError,
+    ReplicaLostError,
+)
 from cato.core.ids import InvocationId, ReplicaId
 from cato.core.receipt import LlmFacts, Placement
 from cato.core.retries import RetryBudget
@@ -15,7 +21,9 @@ from cato.core.workflow import CallSettings, LlmSettings
 from cato.serve.continuation import Answer
 from cato.serve.lengths import Predicted
 from cato.serve.pools import PoolInfo
+from cato.serve.prompts import EngineCall, most_output_tokens
 from cato.serve.reuse import Flight
+from cato.wire.endpoint import Endpoint
 
 # Calls of a lost engine continue elsewhere. A call that loses several engines in a row without a
 # new token probably crashes them; one that has produced tokens is less suspect and may lose more.
@@ -43,7 +51,8 @@ class Attempts:
     queue_s: float = 0.0  # total wait for leases so far
     waits_since_s: float | None = None
     served_since_s: float | None = None
-    count: int = 0
+    count: int = 0  # leases asked for in the pool that is asked now
+    before: int = 0  # and in others
     losses: int = 0  # engines lost since the last new token
     all_losses: int = 0
     tokens_when_lost: int = 0
@@ -53,6 +62,9 @@ class Attempts:
     expected_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
+    call: EngineCall | None = None  # the call of that lease
+    is_refused: bool = False  # its engine refused it before any output
+    cut_s: float = 0.0  # engine time of an attempt that was cancelled
     home: ReplicaId | None = None  # home replica of its session at the first lease
     flight: Flight | None = None  # the answer that it reads or, as leader, produces
     leads: bool = False
@@ -75,17 +87,64 @@ class Attempts:
         told = self.answer.prompt_tokens
         return self.asked_tokens if told < 0 else told
 
+    @property
+    def output_tokens(self) -> int:
+        """The engine's count; an estimate for a whole (not streamed) call that was cut off.
+
+        Engines count a whole answer only at its end. The estimate is the number of tokens that the
+        call would generate alone, by the pool's profile, in the time after its prompt, and at most
+        its token limit. Engines that were lost return nothing, so their time does not count.
+        """
+        call, settings = self.call, self.command.node.settings
+        served_s = self.cut_s or _since(self.served_since_s)
+        counted = self.answer.output_tokens
+        if counted or not served_s or call is None or call.stream or not call.endpoint.generates:
+            return counted
+        assert isinstance(settings, CallSettings), "only a direct call is not streamed"
+        assert self.pool is not None, "a call that was made has its pool"
+        assert self.lease is not None, "a call at an engine has its lease"
+        profile = self.pool.profile
+        limit = min(call.max_tokens, most_output_tokens(settings, profile.context_tokens))
+        first_s = profile.first_token_s(call.prompt_tokens, 1, self.lease.cached_tokens)
+        if served_s < first_s:
+            return 0
+        step_s = profile.decode_step_s(call.calls, call.prompt_tokens / call.calls)
+        tokens = 1 + int((served_s - first_s) / step_s) if step_s > 0.0 else limit
+        return call.calls * min(limit, tokens)
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether its tokens count as used.
+
+        Every leased call counts, since engines may report a prompt's length only at the end; but
+        not a call that its engine refused, and not one that uses the tokenizer only.
+        """
+        settings = self.command.node.settings
+        is_free = isinstance(settings, CallSettings) and not Endpoint(settings.endpoint).computes
+        return self.lease is not None and not self.is_refused and not is_free
+
     def has_text(self, since_s: float) -> None:
         """Text arrived from what began at `since_s`; the first is noted."""
         if self.first_token_s is None:
             self.began_at_s = time.monotonic()
             self.first_token_s = self.began_at_s - since_s
 
-    def is_leased(self, lease: Dispatch) -> None:
-        self.lease = lease
+    def is_leased(self, lease: Dispatch, call: EngineCall) -> None:
+        self.lease, self.call, self.is_refused = lease, call, False
         if self.home is None:
             self.home = lease.home
         self.reasons.append(lease.reason)
+
+    def fails(self, error: CatoError) -> None:
+        """The engine of the latest lease answered with `error`."""
+        self.is_refused = _is_refusal(error) and not self.answer.has_output
+
+    def falls_back(self) -> None:
+        """Another model is asked, in whose pool this is a new call."""
+        self.before += self.count
+        self.id = InvocationId(f"{self.id}-fallback")
+        self.flight, self.count = None, 0
+        self.losses = self.all_losses = self.missed = 0
 
     def may_retry(self, error: ReplicaLostError | EngineDeadError, budget: RetryBudget) -> bool:
         """Count a lost attempt; return whether another may follow."""
@@ -103,7 +162,8 @@ class Attempts:
     def facts(self) -> LlmFacts | None:
         """How it was served so far; None if it is no LLM call or was not made."""
         settings, lease, pool = self.command.node.settings, self.lease, self.pool
-        was_called = self.count > 0 or bool(self.reused)
+        count = self.before + self.count
+        was_called = count > 0 or bool(self.reused)
         if not isinstance(settings, LlmSettings | CallSettings) or not was_called:
             return None
         assert pool is not None, "an invocation that was made has its pool"
@@ -136,13 +196,13 @@ class Attempts:
             cached_prompt_tokens=max(0, answer.cached_tokens),
             output_tokens=answer.output_tokens,
             finish_reason=answer.finish_reason,
-            attempts=self.count,
+            attempts=count,
             simulated=pool.simulated,
             reasons=reasons,
             uncached_prompt_tokens=max(0, answer.prompt_tokens - max(0, answer.cached_tokens)),
             placement=self._placement(settings),
             home=self.home or "",
-            reused=self.reused if self.count == 0 else "",
+            reused=self.reused if count == 0 else "",
             features=self.predicted.features,
         )
 
@@ -154,6 +214,13 @@ class Attempts:
         if not self.home:
             return Placement.NEW
         return Placement.HOME if self.lease.replica_id == self.home else Placement.MOVED
+
+
+def _is_refusal(error: CatoError) -> bool:
+    """Whether the request was at fault or asked too much, and the engine computed nothing."""
+    if isinstance(error, EngineError) and not isinstance(error, EngineDeadError):
+        return 400 <= error.status < 500 or error.status == 501  # 501: it lacks the endpoint
+    return isinstance(error, ContextLengthError)
 
 
 def _since(at_s: float | None) -> float:

@@ -69,6 +69,7 @@ class Answer:
     prompt_tokens: int = -1
     cached_tokens: int = -1
     finish_reason: str = ""
+    stop_sequence: str = ""  # at which it ended, where the engine tells it
     has_output: bool = False  # text, or bytes without text such as a tool call
     is_whole: bool = False  # its end was sent too
     # The stream as the client has it, for calls whose bytes are passed on; without the unread
@@ -85,8 +86,6 @@ class Answer:
     _dialect: Endpoint = Endpoint.CHAT
     _before: int = 0
     _repeats: str = ""
-    # The client's stop sequence at which a later attempt ended, as vLLM tells it.
-    _stop_sequence: str = ""
 
     def next_call(self, call: EngineCall) -> EngineCall:
         """Begin an attempt: the call that continues after the text sent so far."""
@@ -138,6 +137,7 @@ class Answer:
             self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
         if chunk.finish_reason not in (None, PREEMPTED):
             self.finish_reason, self.is_whole = chunk.finish_reason, True
+            self.stop_sequence = chunk.stop_sequence or self.stop_sequence
         if self._goes_on:
             return self._more(chunk)
         if self._transcript is not None and chunk.raw:
@@ -196,7 +196,7 @@ class Answer:
         for event in came:
             for choice in event.get("choices") or ():
                 if isinstance(stop := choice.get("stop_reason"), str):
-                    self._stop_sequence = stop
+                    self.stop_sequence = stop
             for delta in deltas_of(self._dialect, event):
                 if isinstance(delta, Text):
                     delta = Text(self._new(delta.text))
@@ -218,7 +218,7 @@ class Answer:
 
     def _ending(self, output_tokens: int) -> Ending:
         prompt, cached = max(0, self.prompt_tokens), max(0, self.cached_tokens)
-        return Ending(self.finish_reason, prompt, output_tokens, cached, self._stop_sequence)
+        return Ending(self.finish_reason, prompt, output_tokens, cached, self.stop_sequence)
 
     def _chunk(self, text: str, events: Sequence[Event], finish_reason: str | None) -> EngineChunk:
         counts = (self.output_tokens, self.prompt_tokens, self.cached_tokens)

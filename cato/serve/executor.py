@@ -270,10 +270,13 @@ class RunningTask:
             await self._invoker.invoke(settings, attempts)
             if self._left:
                 self.cancel(self._left)
+            answer = attempts.answer
+            stop = {"stop_sequence": answer.stop_sequence} if answer.stop_sequence else {}
             return {
-                "text": attempts.answer.text,
-                "tokens": attempts.answer.output_tokens,
-                "finish_reason": attempts.answer.finish_reason,
+                "text": answer.text,
+                "tokens": answer.output_tokens,
+                "finish_reason": answer.finish_reason,
+                **stop,
             }
         result = dict(await self._nodes.run(command.node.id, settings, command.names))
         if isinstance(settings, TransformSettings):

@@ -34,9 +34,10 @@ from cato.serve.attempts import Attempts, why_it_waits
 from cato.serve.continuation import can_continue
 from cato.serve.lengths import Lengths
 from cato.serve.pools import PoolInfo, Pools
-from cato.serve.prompts import EngineCall, engine_call, with_room
+from cato.serve.prompts import EngineCall, engine_call, tokenizing, with_room
 from cato.serve.reuse import Flight, Reuse
 from cato.telemetry.tracing import TRACEPARENT
+from cato.wire.endpoint import Endpoint
 from cato.workflows.work import little_work
 
 log = logging.getLogger("cato.executor")
@@ -52,7 +53,11 @@ class Piece:
 
 @record
 class ModelUse:
-    """Tokens used by a run's calls of one model, cancelled calls included."""
+    """Tokens used by a run's calls of one model.
+
+    Includes cancelled calls, with estimates for what their engines had not reported yet. Excludes
+    calls that an engine refused, and those that only use its tokenizer.
+    """
 
     model: str
     prompt_tokens: int
@@ -121,14 +126,13 @@ class Invoker:
     def used(self) -> list[ModelUse]:
         used = []
         for model in dict.fromkeys(model for model, _ in self._calls):
-            # Engines may report a prompt's length only at the end; count every leased call.
-            calls = [a for name, a in self._calls if name == model and a.lease is not None]
+            calls = [a for name, a in self._calls if name == model and a.is_charged]
             used.append(
                 ModelUse(
                     model,
                     sum(a.prompt_tokens for a in calls),
                     sum(max(0, a.answer.cached_tokens) for a in calls),
-                    sum(a.answer.output_tokens for a in calls),
+                    sum(a.output_tokens for a in calls),
                 )
             )
         return used
@@ -151,8 +155,8 @@ class Invoker:
                 raise
             log.warning("%s failed (%s); falling back to %s", settings.model, error, other)
             attempts.reasons.append(f"{settings.model} failed: {error}; fell back to {other}")
-            attempts.flight, self.fell_back = None, True
-            attempts.losses = attempts.all_losses = attempts.missed = 0
+            self.fell_back = True
+            attempts.falls_back()
             await self._invoke_model(replace(settings, model=other), attempts)
 
     async def _invoke_model(self, settings: LlmSettings | CallSettings, attempts: Attempts) -> None:
@@ -230,6 +234,7 @@ class Invoker:
     ) -> None:
         shrink, answer, id = 1.0, attempts.answer, attempts.id
         lost: ReplicaLostError | EngineDeadError | None = None
+        uncounted: ContextLengthError | None = None
         while True:
             call = await self._engine_call(settings, attempts.command.names, pool, shrink)
             try:
@@ -242,12 +247,16 @@ class Invoker:
                 return
             except ContextLengthError as error:
                 # Token counts are estimates: lower the output limit to fit the prompt, or cut a
-                # prompt that can be cut further.
+                # prompt that can be cut further. vLLM counts only conversations that fit, but its
+                # tokenizer takes all.
                 if isinstance(settings, CallSettings):
-                    shorter = with_room(settings, error)
-                    if shorter is None or answer.has_output:
+                    if settings.endpoint == Endpoint.COUNT_TOKENS:
+                        other, uncounted = tokenizing(settings), error
+                    else:
+                        other = with_room(settings, error)
+                    if other is None or answer.has_output:
                         raise
-                    settings = shorter
+                    settings = other
                 elif settings.fim is None or shrink < 0.5:
                     raise
                 else:
@@ -264,7 +273,10 @@ class Invoker:
                 log.warning("invocation %s: %s; asking for another lease", id, error)
                 lost = error
             except EngineError as error:
-                # The continuation request is CATO's own; if it is refused, report the loss.
+                # The requests for a continuation and to the tokenizer are CATO's own; if one is
+                # refused, report why it was made.
+                if uncounted is not None:
+                    raise uncounted from error
                 if lost is None or not answer.has_output:
                     raise
                 attempts.reasons[-1] += f"; could not continue: {error}"
@@ -304,7 +316,7 @@ class Invoker:
             self.queued -= 1
             attempts.queue_s = attempts.waited_s
             attempts.waits_since_s = None
-        attempts.is_leased(lease)
+        attempts.is_leased(lease, call)
         request = EngineRequest(
             id=f"{attempts.id}.{attempts.count}",
             endpoint=call.endpoint,
@@ -325,6 +337,12 @@ class Invoker:
             stream = self._pools.stream(pool.name, lease, request)
             async with contextlib.aclosing(stream) as chunks:
                 return await self._read(chunks, attempts, sent_s)
+        except asyncio.CancelledError:
+            attempts.cut_s = time.monotonic() - sent_s
+            raise
+        except CatoError as error:
+            attempts.fails(error)
+            raise
         finally:
             served_s = time.monotonic() - sent_s
             attempts.service_s += served_s

@@ -176,7 +176,7 @@ class LeaseLink:
             shard.tell(note)
 
     def ended(self, id: InvocationId) -> None:
-        """The call's answer is complete: forget its shard. After a preemption it is still needed."""
+        """The call's answer is complete, not only preempted: forget its shard."""
         if self._where:
             self._where.pop(id, None)
 

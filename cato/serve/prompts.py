@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cato.core.errors import ContextLengthError
+from cato.core.errors import ContextLengthError, InputError
 from cato.core.ids import ModelName
 from cato.core.record import record
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
-from cato.wire.limits import COMPLETION_TOKENS, limits_of
+from cato.wire.as_chat import messages_as_chat
+from cato.wire.limits import COMPLETION_TOKENS, limits_of, with_limits
 from cato.wire.prefix import block_chars, chain
 from cato.workflows.fim import fit_fim, render_fim
 from cato.workflows.fim_families import stop_strings
@@ -72,7 +73,7 @@ def engine_call(
             f"max_tokens {limit} leaves no room for a prompt in the "
             f"maximum context length of {profile.context_tokens} tokens of {pool.model.name!r}"
         )
-    body: dict[str, object] = {"max_tokens": limit, **(settings.extra or {})}
+    body: dict[str, object] = with_limits(settings.extra or {}, {"max_tokens": limit})
     endpoint = Endpoint.COMPLETIONS
     if settings.fim is not None:
         prefix, suffix, context = fit_fim(
@@ -128,12 +129,9 @@ def _salted(body: Mapping[str, object], salt: str) -> Mapping[str, object]:
 
 def _passthrough(settings: CallSettings, pool: PoolInfo, salt: str) -> EngineCall:
     prompt, endpoint = settings.prompt, Endpoint(settings.endpoint)
-    has_cache = endpoint.generates or endpoint in (
-        Endpoint.EMBEDDINGS, Endpoint.SCORE, Endpoint.RERANK
-    )  # fmt: skip
     return EngineCall(
         endpoint=endpoint,
-        body=_salted(settings.body, salt if has_cache else ""),
+        body=_salted(settings.body, salt if endpoint.computes else ""),
         prompt_tokens=prompt.tokens,
         expected_tokens=settings.expected_tokens,
         max_tokens=settings.max_tokens or pool.profile.context_tokens,
@@ -170,8 +168,31 @@ def with_room(settings: CallSettings, refused: ContextLengthError) -> CallSettin
     room = context - prompt
     if not 0 < room < limit:
         return None
-    lowered = dict.fromkeys(limits_of(settings.body), room)
-    return replace(settings, body={**settings.body, **lowered}, max_tokens=room)
+    body = with_limits(settings.body, dict.fromkeys(limits_of(settings.body), room))
+    return replace(settings, body=body, max_tokens=room)
+
+
+def tokenizing(settings: CallSettings) -> CallSettings | None:
+    """The request to the tokenizer for the prompt that `settings` asks to count.
+
+    None for content that has no counterpart in chat. vLLM passes the reasoning effort to the chat
+    template; its tokenizer endpoint has no field for it but takes the template's arguments.
+    """
+    try:
+        chat = messages_as_chat(settings.body)
+    except (InputError, KeyError, TypeError, AttributeError):
+        return None
+    arguments = dict(chat.get("chat_template_kwargs") or {})
+    effort = chat.get("reasoning_effort")
+    if effort is not None:
+        arguments.setdefault("enable_thinking", effort != "none")
+        arguments["reasoning_effort"] = effort
+    body: dict[str, object] = {"messages": chat["messages"]}
+    if "tools" in chat:
+        body["tools"] = chat["tools"]
+    if arguments:
+        body["chat_template_kwargs"] = arguments
+    return replace(settings, endpoint=Endpoint.TOKENIZE.value, body=body)
 
 
 def _strings(stop: object) -> list[str]:

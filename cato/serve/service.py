@@ -411,11 +411,13 @@ class TaskService:
         return known
 
     def _tokens_of(self, workflow: Workflow) -> tuple[int, int]:
-        """Expected and maximum tokens of one run, with each node run once."""
+        """Expected and maximum tokens of one run, with each node run once; tokenizing is free."""
         expected = most = 0
         for node in workflow.nodes:
             settings = node.settings
             if isinstance(settings, CallSettings):
+                if not Endpoint(settings.endpoint).computes:
+                    continue
                 profile = self._pools.pool_of(settings.model).profile
                 expected += settings.prompt.tokens + settings.expected_tokens * settings.calls
                 most += settings.prompt.tokens

@@ -117,7 +117,7 @@ class AnswerWriter(Protocol):
         ...
 
     def failed(self, problem: Problem) -> list[Event]:
-        """Events that end a stream after an error."""
+        """Events that end a stream after an error, and open it where the dialect needs that."""
         ...
 
     @staticmethod

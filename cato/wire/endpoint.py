@@ -31,6 +31,11 @@ class Endpoint(StrEnum):
         return self in _GENERATING
 
     @property
+    def computes(self) -> bool:
+        """Whether the model itself runs; the other endpoints only use its tokenizer."""
+        return self not in _TOKENIZING
+
+    @property
     def has_choices(self) -> bool:
         """Whether answers have OpenAI's list of choices, with usage on demand."""
         return self in (Endpoint.COMPLETIONS, Endpoint.CHAT)
@@ -39,3 +44,4 @@ class Endpoint(StrEnum):
 _GENERATING = frozenset(
     {Endpoint.COMPLETIONS, Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES}
 )
+_TOKENIZING = frozenset({Endpoint.COUNT_TOKENS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE})

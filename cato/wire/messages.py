@@ -11,15 +11,14 @@ from cato.wire.answer import Arguments, Delta, Ending, Part, Problem, Text, Thin
 from cato.wire.events import PING_EVENT, Event
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+# Of other statuses below 500, `invalid_request_error`; of others, `api_error`:
+# https://docs.anthropic.com/en/api/errors
 _ERROR_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    499: "invalid_request_error",
     504: "timeout_error",
 }
 
@@ -186,7 +185,8 @@ def _part_of(block: dict[str, Any]) -> Part:
 
 def anthropic_error(problem: Problem) -> Event:
     """The error object of Anthropic's API."""
-    kind = _ERROR_TYPES.get(problem.status, "api_error")
+    other = "invalid_request_error" if problem.status < 500 else "api_error"
+    kind = _ERROR_TYPES.get(problem.status, other)
     message = problem.to_anthropic or problem.message
     return {"type": "error", "error": {"type": kind, "message": message}}
 

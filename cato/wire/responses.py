@@ -94,8 +94,10 @@ class ResponsesWriter:
         elif problem.type != code:  # a lost engine is also a 429
             code = _CODES.get(problem.status, code)
         error = {"code": code, "message": problem.with_numbers or problem.message}
+        # OpenAI's SDK reads no stream that does not begin with `response.created`.
+        opening = [] if self._sequence else self.opening()
         response = {**self._response([], None), "status": "failed", "error": error}
-        return [self._event("response.failed", response=response)]
+        return [*opening, self._event("response.failed", response=response)]
 
     def adopt(self, event: Event) -> None:
         self._sequence = event.get("sequence_number", self._sequence) + 1

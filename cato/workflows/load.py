@@ -15,11 +15,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cato.config.problems import did_you_mean, problems_of, shown
+from cato.config.problems import problems_of, shown
 from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, ExpressionError, InputError, Problem
 from cato.core.ids import NodeId, TaskName
 from cato.core.slo import Slo, SloMetric
+from cato.core.words import did_you_mean
 from cato.core.workflow import (
     AnalyzeSettings,
     FimPrompt,
@@ -35,11 +36,12 @@ from cato.core.workflow import (
     Workflow,
 )
 from cato.workflows import graph
-from cato.workflows.sandbox import MAPPING_MEMBERS
+from cato.workflows.sandbox import MAPPING_MEMBERS, members_of
 from cato.workflows.schema import (
     DEFAULT_MAX_ITEMS,
     MAX_NODES,
     MAX_TEXT_CHARS,
+    PYTHON_TYPES,
     RESULT_FIELDS,
     TYPE_WORDS,
     AnalyzePart,
@@ -116,10 +118,13 @@ def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
     return workflows
 
 
-def check_inputs(workflow: Workflow, values: Mapping[str, object]) -> dict[str, object]:
+def check_inputs(
+    workflow: Workflow, values: Mapping[str, object], shape: str = ""
+) -> dict[str, object]:
     """`values` with defaults filled in; raise one `InputError` that lists every problem.
 
-    None means not given: many clients send null for inputs that they leave out.
+    None means not given: many clients send null for inputs that they leave out. `shape` tells
+    callers whose body is not made of inputs how to give those that are missing.
     """
     specs = {spec.name: spec for spec in workflow.inputs}
     problems: dict[str, str] = {}
@@ -128,6 +133,7 @@ def check_inputs(workflow: Workflow, values: Mapping[str, object]) -> dict[str, 
             hint = did_you_mean(name, specs) or f"; known: {', '.join(specs) or 'none'}"
             problems[name] = f"unknown input {name!r}{hint}"
     checked: dict[str, object] = {}
+    is_incomplete = False
     for name, spec in specs.items():
         value = values.get(name)
         if value is not None and fits_type(spec.type, value):
@@ -136,11 +142,13 @@ def check_inputs(workflow: Workflow, values: Mapping[str, object]) -> dict[str, 
             problems[name] = f"input {name!r} must be {TYPE_WORDS[spec.type]}"
         elif spec.required:
             problems[name] = f"input {name!r} is required ({TYPE_WORDS[spec.type]})"
+            is_incomplete = True
         else:
             checked[name] = spec.default
     if problems:
         param = next(iter(problems)) if len(problems) == 1 else None
-        raise InputError("; ".join(problems.values()), param)
+        how = f"; give inputs in the body as {shape}" if is_incomplete and shape else ""
+        raise InputError("; ".join(problems.values()) + how, param)
     return checked
 
 
@@ -197,6 +205,13 @@ class _Draft:
     def inputs(self) -> list[str]:
         inputs = self._raw.get("inputs")
         return list(inputs) if isinstance(inputs, dict) else []
+
+    @cached_property
+    def input_types(self) -> dict[str, str]:
+        """The types of the inputs, where they are known ones."""
+        given = {name: self._raw["inputs"][name] for name in self.inputs}
+        types = {n: v.get("type") if isinstance(v, dict) else v for n, v in given.items()}
+        return {n: t for n, t in types.items() if isinstance(t, str) and t in PYTHON_TYPES}
 
     @cached_property
     def needs(self) -> dict[str, list[str]]:
@@ -323,6 +338,8 @@ class _Draft:
         # In a loop the nodes see the previous round: `{{ refine.text or draft.text }}`.
         inside = inside | {o for o, redo in self.loops.items() if id == o or id in redo}
         repeat = None
+        if part.each is not None:
+            self._check_each(f"{where}.each", part.each)
         if part.repeat is not None:
             repeat = Repeat(
                 until=self._expression(f"{where}.repeat.until", part.repeat.until, known | {id}),
@@ -436,17 +453,49 @@ class _Draft:
             self._add(where, rule)
 
     def _check_fields(self, where: str, attributes: frozenset[tuple[str, str]]) -> None:
-        """Report fields of a node's result that results of its type do not have."""
-        for id, name in sorted(attributes):
-            part = self.parts.get(id)
-            if part is None or part.each is not None:  # not a node, or a list of results
-                continue
-            kind = str(self._raw["nodes"][id]["type"])
-            fields = RESULT_FIELDS[kind]
-            if name not in fields and name not in MAPPING_MEMBERS:
-                hint = did_you_mean(name, fields) or f"; it has {', '.join(fields)}"
-                rule = f"node {id!r} is {kind}: its result has no {name!r}{hint}"
+        """Report attributes that a node's result or an input never has: they render as nothing."""
+        for name, attribute in sorted(attributes):
+            if name in self.parts:
+                rule = self._no_field(name, attribute)
+            else:
+                rule = self._no_member(name, attribute)
+            if rule:
                 self._add(where, rule)
+
+    def _no_field(self, id: str, name: str) -> str:
+        """Why the result of the node has no such field; empty if it has."""
+        if self.parts[id].each is not None:
+            if name in members_of(list):
+                return ""
+            return f"node {id!r} has `each`: its result is a list, without {name!r}; loop over it"
+        kind, fields = self._fields(id)
+        if name in fields or name in MAPPING_MEMBERS:
+            return ""
+        hint = did_you_mean(name, fields) or f"; it has {', '.join(fields)}"
+        return f"node {id!r} is {kind}: its result has no {name!r}{hint}"
+
+    def _no_member(self, name: str, member: str) -> str:
+        """Why the input has no such member; empty if it has, or if there is no such input."""
+        type_ = self.input_types.get(name)
+        if type_ is None or member in members_of(PYTHON_TYPES[type_]):
+            return ""
+        return f"input {name!r} is {TYPE_WORDS[type_]}, which has no {member!r}"
+
+    def _check_each(self, where: str, text: str) -> None:
+        """Report an `each` that names a value that is never a list."""
+        name = text.strip()
+        if (type_ := self.input_types.get(name, "list")) != "list":
+            self._add(where, f"must be a list; input {name!r} is {TYPE_WORDS[type_]}")
+        part = self.parts.get(name)
+        if part is not None and part.each is None:
+            _, fields = self._fields(name)
+            rule = f"must be a list; the result of node {name!r} has {', '.join(fields)}"
+            self._add(where, rule)
+
+    def _fields(self, id: str) -> tuple[str, tuple[str, ...]]:
+        """The type of a well-formed node and the fields of its result."""
+        kind = str(self._raw["nodes"][id]["type"])
+        return kind, RESULT_FIELDS[kind]
 
     def _prompt(self, where: str, text: str, known: Collection[str]) -> JinjaTemplate:
         """The template in a file, or `text` itself; see `LlmPart.prompt`."""

@@ -64,4 +64,5 @@ class Chunks:
             self.ending.cached_tokens,
             self.ending.finish_reason if is_last else None,
             events_bytes(events),
+            self.ending.stop_sequence if is_last else "",
         )

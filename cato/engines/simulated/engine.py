@@ -151,7 +151,7 @@ class SimulatedEngine:
             yield self._counted(request)
             return
         asked = read_asked(request.endpoint, request.body, self._profile, self._context_tokens)
-        run, finish_reason = self._run(request, asked)
+        run, end = self._run(request, asked)
         if self._profile.latency_s > 0.0:
             await asyncio.sleep(self._profile.latency_s)
             self._check_ready()
@@ -164,7 +164,7 @@ class SimulatedEngine:
                 await run.news.wait()
                 run.news.clear()
                 self._check_ready()
-                answer = answer or self._chunks(request, asked, run, finish_reason)
+                answer = answer or self._chunks(request, asked, run, end)
                 tokens, is_last = run.pieces[sent : run.emitted_tokens], run.is_finished
                 if request.stream:
                     for chunk in answer.stream(tokens, sent, is_last=is_last):
@@ -177,23 +177,27 @@ class SimulatedEngine:
         finally:
             self._batch.remove(run)
 
-    def _run(self, request: EngineRequest, asked: Asked) -> tuple[Run, str]:
+    def _run(self, request: EngineRequest, asked: Asked) -> tuple[Run, tuple[str, str]]:
+        """The run, and its finish reason and stop string."""
         adapter = request.adapter.name if request.adapter else ""
         seed = simulated_seed(self._seed, adapter) if adapter else self._seed
-        pieces, finish_reason = simulated_answer(seed, asked)
+        pieces, reason, stop = simulated_answer(seed, asked)
         hashes: list[int] = []
         if self._has_prefix_caching:
             root = f"{adapter}\0{asked.cache_salt}"
             hashes = asked.prompt.hashes("".join(pieces), root, self._block_tokens)
         now_s = asyncio.get_running_loop().time()
         run = Run(asked.prompt, pieces, hashes, request.id, request.target, now_s)
-        return run, finish_reason
+        return run, (reason, stop)
 
-    def _chunks(self, request: EngineRequest, asked: Asked, run: Run, finish_reason: str) -> Chunks:
+    def _chunks(
+        self, request: EngineRequest, asked: Asked, run: Run, end: tuple[str, str]
+    ) -> Chunks:
         model = request.adapter.name if request.adapter else self._served_model
         created, extra = int(time.time()), {"system_fingerprint": FINGERPRINT}
         writer = writer_of(request.endpoint, request.id, model, created, request.body, extra=extra)
-        ending = Ending(finish_reason, asked.prompt.tokens, len(run.pieces), run.cached_tokens)
+        counts = asked.prompt.tokens, len(run.pieces), run.cached_tokens
+        ending = Ending(end[0], *counts, stop_sequence=end[1])
         return Chunks(writer, ending, request.raw, asked.continuous_usage)
 
     def _check_ready(self) -> None:

@@ -42,8 +42,10 @@ def simulated_text(seed: int, prompt: str, n: int) -> str:
     return "".join(itertools.islice(simulated_tokens(seed, prompt), n))
 
 
-def simulated_answer(seed: int, asked: Asked) -> tuple[list[str], str]:
-    """All tokens of the answer and its finish reason; at least one token, perhaps an empty one.
+def simulated_answer(seed: int, asked: Asked) -> tuple[list[str], str, str]:
+    """All tokens of the answer, its finish reason, and the stop string at which it ended, if any.
+
+    At least one token, perhaps an empty one.
 
     As in vLLM, a stop string cuts the text where it begins, so the tokens that spell it are
     empty or shortened.
@@ -53,17 +55,17 @@ def simulated_answer(seed: int, asked: Asked) -> tuple[list[str], str]:
     longest_stop = max(map(len, asked.stop), default=0)
     for token, ends in _tokens(seed, asked.prompt.text):
         if ends and not asked.ignore_eos and len(pieces) >= asked.min_tokens:
-            return pieces or [""], "stop"
+            return pieces or [""], "stop", ""
         if len(pieces) == asked.max_tokens:
-            return pieces, "length"
+            return pieces, "length", ""
         pieces.append(token)
         text += token
         if longest_stop and len(pieces) > asked.min_tokens:
             window = max(0, len(text) - len(token) - longest_stop + 1)
-            found = [(at, len(stop)) for stop in asked.stop if (at := text.find(stop, window)) >= 0]
-            if found:
-                at, length = min(found)
-                return _cut(pieces, at + (length if asked.include_stop else 0)), "stop"
+            starts = [(text.find(stop, window), len(stop), stop) for stop in asked.stop]
+            if found := [start for start in starts if start[0] >= 0]:
+                at, length, stop = min(found)
+                return _cut(pieces, at + (length if asked.include_stop else 0)), "stop", stop
     raise AssertionError("the token stream never ends")
 
 

@@ -46,6 +46,7 @@ class EventStream:
         self._prompt_tokens = -1
         self._cached_tokens = -1
         self._finish_reason: str | None = None
+        self._stop_sequence = ""
         self.is_finished = False
 
     def feed(self, data: bytes) -> list[EngineChunk]:
@@ -94,7 +95,7 @@ class EventStream:
         if reason is not None:
             if reason == "abort":
                 raise EngineDeadError("the engine aborted the request", 503)
-            self._finish_reason = reason
+            self._finish_reason, self._stop_sequence = reason, _stop_sequence(choice)
         delta = choice.get("delta")
         if delta is None:
             text = choice.get("text")
@@ -128,7 +129,13 @@ class EventStream:
             max(0, self._cached_tokens),
             self._finish_reason,
             raw,
+            self._stop_sequence,
         )
+
+
+def _stop_sequence(choice: dict[str, Any]) -> str:
+    reason = choice.get("stop_reason")
+    return reason if isinstance(reason, str) else ""  # or the id of a token
 
 
 def _joined(events: list[bytes]) -> bytes:
@@ -151,6 +158,7 @@ def whole_answer(body: bytes) -> EngineChunk:
             details.get("cached_tokens") or 0,
             finish_reason,
             body,
+            _stop_sequence(choice),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise EngineError(f"unreadable answer from the engine: {body[:200]!r}") from exc
@@ -181,8 +189,10 @@ def http_error(status: int, body: bytes) -> CatoError:
 
 def _param(told: object, message: str) -> str | None:
     """The request field that an error is about; pydantic names it first in its lists."""
-    if isinstance(told, str) and told:
-        return told
+    # vLLM puts the body before some names: `body.temperature`, or `body` alone.
+    name = "" if told == "body" or not isinstance(told, str) else told.removeprefix("body.")
+    if name:
+        return name
     found = _PYDANTIC_FIELD.search(message)
     return None if found is None else found[1]
 

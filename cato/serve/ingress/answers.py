@@ -50,10 +50,14 @@ class Form(Protocol):
 
 @dataclass(slots=True)
 class WrittenForm:
-    """An answer in a dialect that has a writer; its last event carries the receipt as `cato`."""
+    """An answer in a dialect that has a writer; its last event carries the receipt as `cato`.
+
+    `stops` are the client's own stop sequences.
+    """
 
     writer: AnswerWriter
     has_signs: bool = True
+    stops: tuple[str, ...] = ()
     has_begun: bool = False
 
     @property
@@ -61,7 +65,7 @@ class WrittenForm:
         return self.writer.sign if self.has_signs else b""
 
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]:
-        value = self.writer.whole([Text(text)], ending_of(finish))
+        value = self.writer.whole([Text(text)], ending_of(finish, self.stops))
         return {**value, "cato": as_json(finish.receipt)}
 
     def delta(self, text: str) -> bytes:
@@ -72,7 +76,7 @@ class WrittenForm:
         return events_bytes(events)
 
     def ending(self, text: str, finish: FinishRun) -> bytes:
-        events = self.writer.closing(ending_of(finish))
+        events = self.writer.closing(ending_of(finish, self.stops))
         self.writer.receipt_place(events[-1])["cato"] = as_json(finish.receipt)
         return events_bytes(events) + self.writer.done
 
@@ -134,10 +138,13 @@ async def _events(
     yield tail + form.ending(sent, finish)
 
 
-def ending_of(finish: FinishRun) -> Ending:
-    """The end of a run: the tokens of all its calls, and the finish reason."""
+def ending_of(finish: FinishRun, stops: tuple[str, ...] = ()) -> Ending:
+    """The end of a run: the tokens of all its calls, the finish reason, and the stop sequence if it
+    is one of the client's own `stops`; a workflow has others."""
     prompt, output, cached = tokens_of(finish.receipt)
-    return Ending(finish_reason_of(finish), prompt, output, cached)
+    stop = finish.output.get("stop_sequence") if isinstance(finish.output, dict) else None
+    own = stop if stop in stops else ""
+    return Ending(finish_reason_of(finish), prompt, output, cached, own)
 
 
 def tokens_of(receipt: SlaReceipt) -> tuple[int, int, int]:

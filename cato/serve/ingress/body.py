@@ -27,9 +27,12 @@ MAX_DIGITS = 20
 async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
     """The JSON object in the body.
 
-    Raise `InputError` for anything else and for a body that arrives too slowly; answer 413 for more
-    than `max_bytes`, before reading all of it.
+    Raise `InputError` for anything else, for text that is not Unicode and for a body that arrives
+    too slowly; answer 413 for more than `max_bytes`, before reading all of it, and 415 for a
+    compressed body.
     """
+    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise HTTPException(415, "Compressed bodies are not supported; send the body uncompressed.")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise HTTPException(413)
@@ -41,17 +44,23 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
     if _has_too_many_values(data):
         raise InputError(f"the body must have at most {MAX_VALUES} values")
     try:
+        # Decoded here because `json.loads` accepts half of a surrogate pair in its bytes.
+        text = data.decode(json.detect_encoding(data))
         value = json.loads(
-            data, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
+            text, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
         )
     except InputError:
         raise
+    except UnicodeDecodeError:
+        raise InputError("the body is not valid UTF-8 text") from None
     except (ValueError, RecursionError):
         raise InputError("the body is not valid JSON") from None
     if not isinstance(value, dict):
         raise InputError("the body must be a JSON object")
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _check_shape(value)
+    if "\\ud" in text or "\\uD" in text:  # few bodies: most clients send UTF-8
+        _check_characters(value)
     return value
 
 
@@ -83,6 +92,25 @@ def _check_shape(value: object) -> None:
             for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined]
             if isinstance(inner, dict | list)
         ]
+
+
+def _check_characters(value: object) -> None:
+    """Halves of surrogate pairs cannot be encoded; engines fail on them in various ways."""
+    waiting = [value]
+    try:
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, str):
+                one.encode()
+            elif isinstance(one, dict):
+                waiting += one
+                waiting += one.values()
+            elif isinstance(one, list):
+                waiting += one
+    except UnicodeEncodeError:
+        raise InputError(
+            "the body contains half of an emoji (a lone surrogate); cut the text between characters"
+        ) from None
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

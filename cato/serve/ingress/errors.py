@@ -1,7 +1,7 @@
 """Answers every error with an HTTP response.
 
-OpenAI's error object has all four keys (`code` is a string or null). Anthropic's paths get
-Anthropic's error object.
+OpenAI's error object has all four keys (`code` is a string or null). Anthropic's paths and clients
+get Anthropic's error object.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ log = logging.getLogger("cato.ingress")
 MAX_PROBLEM_CHARS = 300
 # Paths under this one answer in Anthropic's dialect.
 ANTHROPIC_PATH = "/v1/messages"
+# Anthropic's clients send it everywhere, also to paths that they share, such as /v1/models.
+ANTHROPIC_HEADER = "anthropic-version"
 # Endpoints that agents use; each may be prefixed with /t/{task}.
 _AGENT_PATHS = ("/v1/chat/completions", "/v1/responses", ANTHROPIC_PATH)
 
@@ -42,7 +44,7 @@ def answer(request: Request, failure: Failure) -> Response:
     is_of_agents = any(known in path for known in _AGENT_PATHS)
     if is_of_agents and float(headers.get("Retry-After", "0")) > MAX_RETRY_S:
         headers |= retry_after(MAX_RETRY_S)  # X-CATO-Problem has the real time
-    if ANTHROPIC_PATH in path:
+    if ANTHROPIC_PATH in path or ANTHROPIC_HEADER in request.headers:
         body = failure.as_anthropic()
     else:
         body = failure.as_json(in_conversation=is_of_agents)

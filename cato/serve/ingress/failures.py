@@ -162,8 +162,8 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return _node_failed(str(error))
         case HTTPException(status_code=status):
             message, code = _HTTP_FAILURES.get(status, (str(error.detail), None))
-            kind = "invalid_request_error" if status < 500 else "server_error"
-            return Failure(status, message, kind, code, headers=dict(error.headers or {}))
+            headers = dict(error.headers or {})
+            return Failure(status, message, _kind_of(status), code, headers=headers)
         case RequestValidationError():
             return invalid("The request's path or query is invalid; see /docs.", None)
         case _:
@@ -171,6 +171,10 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 500, "Internal server error; see the ingress log for this request id.",
                 "server_error", "internal_error",
             )  # fmt: skip
+
+
+def _kind_of(status: int) -> str:
+    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def _of_engine(error: EngineError) -> Failure:
@@ -215,10 +219,10 @@ def _too_long(error: ContextLengthError, estimated_tokens: int = 0) -> Failure:
 
 
 def _not_let_in(error: AccessError) -> Failure:
-    kinds = {401: "authentication_error", 403: "permission_error", 415: "invalid_request_error"}
+    kinds = {401: "authentication_error", 403: "permission_error"}
     headers = NO_RETRY if error.retry_after_s is None else retry_after(error.retry_after_s)
-    kind = kinds.get(error.status, "server_error")
-    return Failure(error.status, error.message, kind, error.code, headers=headers)
+    kind = kinds.get(error.status, _kind_of(error.status))
+    return Failure(error.status, error.message, kind, error.code, error.param, headers=headers)
 
 
 def _over_quota(error: QuotaError) -> Failure:

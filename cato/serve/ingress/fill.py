@@ -31,9 +31,12 @@ from cato.serve.prompts import fim_stops
 from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, ModelCall, Origin
 from cato.workflows.fim import parse_fim, render_fim
 from cato.workflows.fim_families import fim_family
+from cato.workflows.load import check_inputs
 
 # Token limit of a direct call that sets none: as much as an editor shows after the cursor.
 DEFAULT_TOKENS = 64
+# Where these dialects take a task's inputs besides the main one.
+INPUTS_SHAPE = '{"cato": {"inputs": {...}}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ def start_fill(
         given = sub_object(extra, "inputs")
         return ingress.service.run_workflow(
             adapted(workflow, fill.max_tokens, fill.stops, fill.sampling or {}),
-            {**_inputs(workflow, fill), **given},
+            check_inputs(workflow, {**_inputs(workflow, fill), **given}, INPUTS_SHAPE),
             request_id=request_id(request),
             slo=slo_of(request, tier, extra, workflow),
             origin=origin,

@@ -164,6 +164,8 @@ def claim_of(
     sla_class = _class_of(str(word)) if word else TIERS[tier][0] if tier else None
     target = {} if is_word else sub_object(extra, "sla")
     asked_s = _asked_s(request, extra, DEADLINE_HEADER, "deadline_ms")
+    # Only sessions have this target, but an invalid one is refused everywhere.
+    _asked_s(request, extra, SESSION_HEADER, "session_deadline_ms")
     return Claim(
         sla_class,
         _target_s(target, slo),

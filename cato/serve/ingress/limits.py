@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from cato.core.errors import InputError
 from cato.core.topology import OutputCaps
 from cato.engines.base import Endpoint
+from cato.wire.limits import with_limits
 
 # Prompt tokens are estimated, and an engine refuses a limit that does not fit the context. Factors
 # by which the real prompt may exceed the estimate: when an engine counted the previous turn, for
@@ -56,9 +57,12 @@ def limited(
     """A direct call's body with a token limit that fits, and that limit.
 
     The limit is cut to the server's cap and to the context left by the prompt, since clients send
-    the largest value they know. A body without a limit gets the cap if it certainly fits; otherwise
-    None: the answer ends at the context's end. `is_sure`: an engine's count corrected the estimate.
+    the largest value they know; fields that must not exceed it follow (`with_limits`). A body
+    without a limit gets the cap if it certainly fits; otherwise None: the answer ends at the
+    context's end. `is_sure`: an engine's count corrected the estimate.
     """
+    if endpoint is Endpoint.COMPLETIONS and _asks_only_for_its_prompt(body):
+        return dict(body), 1  # vLLM generates one token and leaves it out
     fields = _FIELDS[endpoint]
     cap = caps.completion
     if endpoint is not Endpoint.COMPLETIONS:
@@ -69,8 +73,14 @@ def limited(
         # If the prompt is estimated too long, the engine decides.
         limit = min(asked, cap, max(room, context_tokens // 4, 1))
         lowered = {f: min(limit, n) for f in fields if isinstance(n := body.get(f), int)}
-        return {**body, **lowered}, limit
+        return with_limits(body, lowered), limit
     has_default = endpoint is Endpoint.COMPLETIONS  # vLLM's own is 16 tokens
     if has_default or context_tokens - SURE_FACTOR * prompt_tokens < cap:
         return dict(body), None
-    return {**body, fields[0]: cap}, cap
+    return with_limits(body, {fields[0]: cap}), cap
+
+
+def _asks_only_for_its_prompt(body: Mapping[str, object]) -> bool:
+    """Whether a completion returns its prompt and nothing else, usually with `logprobs`."""
+    limit = body.get("max_tokens")
+    return body.get("echo") is True and type(limit) is int and limit == 0

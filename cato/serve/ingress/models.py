@@ -28,6 +28,7 @@ def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["openai"])
     names = virtual.model_names(ingress.service.workflows)
 
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models", responses=document.MODELS)
     async def models(request: Request) -> Response:
         """Models that the API key may use, real ones first, since some clients take the first."""

@@ -105,14 +105,21 @@ def resolve(
     `extra` is the body's object `cato`, `shape` the task that the dialect and the body suggest.
     Rollouts choose by `session` (None: derived from the headers).
     Raise `AccessError` if the API key does not allow the target, `InputError` if nothing is named
-    and the dialect `needs_model`, `UnknownNameError` for an unknown task. A model is looked up when
-    it is called.
+    and the dialect `needs_model`, or if a model gets a task's inputs, `UnknownNameError` for an
+    unknown task. A model is looked up when it is called.
     """
     target = _resolved(ingress, request, model, extra, shape, needs_model=needs_model)
     if target.task is not None:
         check_task(request, target.task)
     else:
         _check_model(ingress, request, target.model)
+        if extra.get("inputs"):
+            pool_of(ingress, target.model)  # an unknown model may be a misspelt task
+            raise InputError(
+                "a model takes no inputs; leave cato.inputs out, or name the task that takes them "
+                "(see GET /v1/tasks)",
+                "cato.inputs",
+            )
         target = changed(target, model=_drawn(ingress, request, target.model, session))
     return target
 

@@ -30,12 +30,16 @@ UNKNOWN_REQUEST = Failure(
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
+    # Uptime monitors probe with HEAD; the server leaves out the body of the answer.
+    @router.head("/health", include_in_schema=False)
+    @router.head("/livez", include_in_schema=False)
     @router.get("/health", responses=document.HEALTH)
     @router.get("/livez", responses=document.HEALTH)
     async def health() -> Response:
         """200 while this process is alive."""
         return JsonAnswer({"status": "ok"})
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", responses=document.READY)
     async def readyz(request: Request) -> Response:
         """200 if tasks can be served, else 503 with the reason. Only clients on the server's own

@@ -21,6 +21,16 @@ from cato.core.errors import AccessError
 # Longer than any name with a port.
 _MAX_HOST_CHARS = 300
 _OTHER_SITES = frozenset({"cross-site", "same-site"})
+_NOT_JSON = (
+    "Requests without an API key must declare their body as JSON: send the header "
+    "`Content-Type: application/json`."
+)
+# An upload cannot be JSON. A page cannot send this header unasked, so any key will do.
+_OF_UPLOADS = "multipart/form-data"
+_UPLOAD = (
+    "Uploads need the header of an API key, though no key is checked here: send any, such as "
+    "`Authorization: Bearer none`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +66,9 @@ class Pages:
                 "Web pages of other sites need an API key. Send one, or add the site to `origins` "
                 "in the ingress args.",
             )  # fmt: skip
-        is_json = _is_json(headers.get("content-type", ""))
-        if _has_body(headers) and not is_json and not _is_from_no_form(headers):
-            raise AccessError(
-                415, "not_json",
-                "Requests without an API key must declare their body as JSON: send the header "
-                "`Content-Type: application/json`.",
-            )  # fmt: skip
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if _has_body(headers) and not _is_json(kind) and not _is_from_no_form(headers):
+            raise AccessError(415, "not_json", _UPLOAD if kind == _OF_UPLOADS else _NOT_JSON)
 
     def _knows(self, host: str) -> bool:
         return len(host) <= _MAX_HOST_CHARS and _is_known(host, self.hosts)
@@ -100,8 +106,7 @@ def _is_from_no_form(headers: Headers) -> bool:
     return bearer or any(name in headers for name in ("x-api-key", "api-key"))
 
 
-def _is_json(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
+def _is_json(kind: str) -> bool:
     return kind == "application/json" or (
         kind.startswith("application/") and kind.endswith("+json")
     )

@@ -51,8 +51,6 @@ def main_input(workflow: Workflow) -> str:
 def prompt_of(body: Mapping[str, object]) -> str:
     """The one prompt of a completion body."""
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]
     if not isinstance(prompt, str):
         raise InputError("a task takes one prompt, as a string", "prompt")
     return prompt

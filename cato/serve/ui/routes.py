@@ -59,6 +59,7 @@ def routes(ingress: Ingress) -> APIRouter:
     for path, (name, media_type) in FILES.items():
         router.add_api_route(path, _file(name, media_type), methods=["GET", "HEAD"])
 
+    @router.head("/")
     @router.get("/")
     async def root() -> Response:
         """Redirect the bare address to the status page."""

@@ -829,6 +829,17 @@ def test_a_cancelled_run_is_a_miss_and_hears_nothing_more() -> None:
     assert driver.run.handle(RunCancelled(2.0, "again")) == ()
 
 
+def test_a_run_that_ends_early_counts_the_tokens_of_its_stream_so_far() -> None:
+    workflow = a_workflow(a_node("a"), a_node("b", "a"), stream=["b"])
+    so_far = {(NodeId("b"), 1, None): llm_facts(tokens=301)}
+    cancelled = drive(workflow, {"b": Outcome(5.0)}, RunCancelled(2.0, "left", llm=so_far))
+    assert cancelled.finish.receipt.output_tokens == 301
+    early = drive(workflow, {}, RunCancelled(0.5, "left"))
+    assert early.finish.receipt.output_tokens == 0
+    failed = NodeFailed(1.5, NodeId("b"), 1, None, "lost", llm=llm_facts(tokens=7))
+    assert drive(workflow, {}, failed).finish.receipt.output_tokens == 7
+
+
 def test_the_output_ends_the_run_and_abandons_what_nobody_needs() -> None:
     workflow = a_workflow(a_node("a"), a_node("slow"), output=["a"])
     driver = drive(workflow, {"slow": Outcome(9.0)})

@@ -196,6 +196,17 @@ def test_dead_core_behind_a_living_server_is_a_death() -> None:
     assert isinstance(http_error(500, body), EngineDeadError)
 
 
+@pytest.mark.parametrize(("reason", "told"), [("END", "END"), (128_001, ""), (None, "")])
+def test_the_stop_sequence_comes_with_the_last_chunk(reason: object, told: str) -> None:
+    choice = {"index": 0, "text": "a", "finish_reason": "stop", "stop_reason": reason}
+    usage = {"prompt_tokens": 3, "completion_tokens": 1}
+    events = an_event({"choices": [choice]}) + an_event({"choices": [], "usage": usage})
+    chunks = EventStream(raw=True).feed(events)
+    assert [c.stop_sequence for c in chunks] == ["", told]
+    whole = json.dumps({"choices": [choice], "usage": usage}).encode()
+    assert whole_answer(whole).stop_sequence == told
+
+
 def test_reads_a_whole_answer() -> None:
     body = json.dumps(
         {
@@ -399,6 +410,9 @@ def test_size_and_blocks_of_the_kv_cache_are_read_from_metrics() -> None:
          "temperature"),
         ({"message": "[{'type': 'int_parsing', 'loc': ('body', 'max_tokens'), 'msg': 'x'}]"},
          "max_tokens"),
+        ({"message": "no", "param": "body.temperature"}, "temperature"),
+        ({"message": "no", "param": "body.response_format.type"}, "response_format.type"),
+        ({"message": "no", "param": "body"}, None),
         ({"message": "no"}, None),
     ],
 )  # fmt: skip

@@ -90,7 +90,7 @@ def test_the_simulated_engine_answers_a_turn_at_its_length(traffic: SessionTraff
         sent = prompts.changed(task)
         (node,) = sent.nodes
         asked = read_asked(Endpoint.CHAT, prompts.ask(task).body, LARGE, LARGE.context_tokens)
-        pieces, why = simulated_answer(0, asked)
+        pieces, why, _ = simulated_answer(0, asked)
         assert (asked.prompt.tokens, len(pieces)) == (node.prompt_tokens, node.output_tokens)
         assert why == "stop"
         assert abs(node.output_tokens - task.nodes[0].output_tokens) <= 1

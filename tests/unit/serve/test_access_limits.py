@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ingress_kit import COMPLETION, a_fast_pool, an_access, running
+from ingress_kit import (
+    COMPLETION,
+    Kit,
+    a_fast_pool,
+    a_model_call,
+    a_pool,
+    a_profile,
+    a_slow_pool,
+    an_access,
+    running,
+    until,
+    until_busy,
+)
 from test_keys import a_key, bearer
 
-from cato.core.errors import QuotaError
+from cato.core.commands import Dispatch
+from cato.core.errors import CatoError, EngineError, QuotaError
+from cato.core.ids import (
+    DeploymentName,
+    InvocationId,
+    ModelName,
+    NodeId,
+    ReplicaId,
+)
+from cato.core.runs import StartNode
 from cato.core.session import Prompt
-from cato.core.tenancy import Access, ApiKey, Tenant
-from cato.core.workflow import CallSettings
+from cato.core.tenancy import Access, ApiKey, Tenant, Usage
+from cato.core.topology import EngineSpec
+from cato.core.workflow import CallSettings, Node, NodeKind
+from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.simulated import SimulatedEngine
+from cato.lab.chaos.local_pools import LocalPool
 from cato.serve.access.caller import Caller
 from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
 from cato.serve.access.limits import BURST_S, TenantLimits, TokenBucket, until_next_month_s
-from cato.serve.prompts import most_output_tokens
+from cato.serve.attempts import Attempts
+from cato.serve.prompts import EngineCall, most_output_tokens
+from cato.serve.service import Origin
+from cato.wire.endpoint import Endpoint
 from cato.wire.limits import COMPLETION_TOKENS
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
@@ -264,3 +297,198 @@ def test_an_answer_without_a_limit_reserves_all_that_it_may_take(
     prompt = Prompt(1_000, 1_000)
     settings = CallSettings("m", endpoint, {}, True, 1, prompt, limit)
     assert most_output_tokens(settings, 4_000) == most
+
+
+# What is used
+
+
+class OddEngine(SimulatedEngine):
+    """Answers every endpoint of no generation, and raises `error` if it has one."""
+
+    error: CatoError | None = None
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        if self.error is not None:
+            raise self.error
+        if not request.endpoint.generates:
+            yield EngineChunk("", 0, 7, 0, "stop", b"{}")
+            return
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def an_odd_pool(error: CatoError | None = None) -> LocalPool:
+    engine = OddEngine(a_profile(), EngineSpec(kind="simulated", max_num_seqs=64), "sim-fast")
+    engine.error = error
+    pool = a_pool("sim-fast", "fast", replicas=0)
+    pool.add(engine)
+    return pool
+
+
+@asynccontextmanager
+async def limited_kit(
+    folder: Path, pool: LocalPool, tenant: Tenant
+) -> AsyncIterator[tuple[Kit, httpx.AsyncClient, AccessControl]]:
+    """A server with one key of `tenant`, whose clock stands still, and a client that has it."""
+    secret, key = a_key(tenant.name)
+    control = AccessControl(clock=Clock())
+    control.learn(Access((key,), (tenant,)))
+    async with (
+        running(folder, pool, workflows=(COMPLETION,), access=control) as kit,
+        kit.http() as http,
+    ):
+        http.headers.update(bearer(secret))
+        yield kit, http, control
+
+
+def tokens_of(used: list[Usage]) -> tuple[int, int]:
+    return sum(u.prompt_tokens for u in used), sum(u.output_tokens for u in used)
+
+
+LIMITED = Tenant("a", requests_per_minute=60, tokens_per_minute=600, tokens_per_month=10_000)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"prompt": "word " * 3_000, "max_tokens": 2}, 400),
+        ("/v1/completions", {"prompt": "word " * 1_000, "temperature": -1}, 400),
+        ("/v1/completions", {"prompt": "word " * 1_000, "temperature": -1, "stream": True}, 400),
+        ("/v1/embeddings", {"input": "word " * 3_000}, 404),
+    ],
+)
+async def test_what_an_engine_refuses_costs_nothing_and_gives_back_what_was_reserved(
+    tmp_path: Path, path: str, body: dict[str, Any], status: int
+) -> None:
+    async with limited_kit(tmp_path, a_fast_pool(), LIMITED) as (kit, http, control):
+        asked = [await http.post(path, json={"model": "fast", **body}) for _ in range(5)]
+        used = list(await kit.records.usage("a"))
+        left = control.left(Caller("k", "a"))
+    assert [a.status_code for a in asked] == [status] * 5
+    assert tokens_of(used) == (0, 0)
+    assert left is not None
+    assert left.tokens is not None
+    assert left.tokens[1] == 100, "a burst is what comes within 10 s"
+    assert left.requests is not None
+    assert left.requests[1] == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "is_charged"),
+    [
+        (EngineError("bad", 400), False),
+        (EngineError("no such path", 404), False),
+        (EngineError("full", 429), False),
+        (EngineError("broke", 502), True),
+    ],
+)
+async def test_only_what_an_engine_worked_on_is_counted(
+    tmp_path: Path, error: CatoError, is_charged: bool
+) -> None:
+    async with running(tmp_path, an_odd_pool(error), workflows=(COMPLETION,)) as kit:
+        async with kit.http() as http:
+            body = {"model": "fast", "prompt": "word " * 100, "max_tokens": 2}
+            await http.post("/v1/completions", json=body)
+        prompt, output = tokens_of(list(await kit.records.usage(None)))
+    assert (prompt > 0, output) == (is_charged, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x " * 900}]}, 0),
+        ("/tokenize", {"prompt": "x " * 900}, 0),
+        ("/detokenize", {"tokens": [1] * 900}, 0),
+        ("/v1/embeddings", {"input": "x"}, 7),
+        ("/v1/score", {"text_1": "x", "text_2": ["y"]}, 7),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}, 7),
+    ],
+)
+async def test_tokenizing_is_a_request_without_tokens(
+    tmp_path: Path, path: str, body: dict[str, Any], tokens: int
+) -> None:
+    async with limited_kit(tmp_path, an_odd_pool(), LIMITED) as (kit, http, control):
+        asked = await http.post(path, json={"model": "fast", **body})
+        used = list(await kit.records.usage("a"))
+        left = control.left(Caller("k", "a"))
+    assert asked.status_code == 200, asked.text
+    assert tokens_of(used) == (tokens, 0)
+    assert [u.requests for u in used] == [1]
+    assert left is not None
+    assert left.tokens is not None
+    assert left.tokens[1] == 100 - tokens
+    assert left.requests is not None
+    assert left.requests[1] == 9
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reserved"),
+    [
+        (Endpoint.COUNT_TOKENS, (0, 0)),
+        (Endpoint.TOKENIZE, (0, 0)),
+        (Endpoint.DETOKENIZE, (0, 0)),
+        (Endpoint.EMBEDDINGS, (74, 74)),  # the prompt, and the prior for an output
+        (Endpoint.COMPLETIONS, (74, 26)),
+    ],
+)
+async def test_tokenizing_reserves_no_tokens(
+    tmp_path: Path, endpoint: Endpoint, reserved: tuple[int, int]
+) -> None:
+    seen: list[tuple[int, int]] = []
+    origin = Origin(reserve=lambda expected, most: seen.append((expected, most)))
+    body: dict[str, object] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    call = a_model_call("fast", endpoint, body, is_streamed=False)
+    async with running(tmp_path, an_odd_pool(), workflows=(COMPLETION,)) as kit:
+        await kit.service.run_model(call, request_id="r", origin=origin).wait()
+    assert seen == [reserved]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_whole_answer_that_is_cut_off_is_counted_by_its_time(
+    tmp_path: Path, leaves: bool
+) -> None:
+    pool = a_slow_pool()
+    body = {"model": "slow", "prompt": "x y z", "max_tokens": 400, "ignore_eos": True}
+    deadline = {} if leaves else {"X-CATO-Deadline-Ms": "300"}
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit, kit.http() as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=body, headers=deadline))
+        await until_busy(pool)
+        if leaves:
+            asked.cancel()
+        else:
+            assert (await asked).status_code == 504
+        await until(lambda: len(kit.records.receipts) == 1, within_s=10)
+        (receipt,) = kit.records.receipts.values()
+        (used,) = await kit.records.usage(None)
+    llm = receipt.nodes[0].llm
+    assert llm is not None
+    alone = 1 + llm.service_s / pool.profile.decode_step_s(1)
+    assert 0 < used.output_tokens <= min(400, alone + 1)
+    assert used.prompt_tokens > 0
+
+
+def a_cut_call(served_s: float, *, calls: int = 1, stream: bool = False) -> Attempts:
+    """A chat of at most 50 tokens that was cut off after `served_s` at an engine; a token takes
+    20 ms."""
+    prompt, body = Prompt(10, 10), {"max_tokens": 50, "n": calls}
+    settings = CallSettings("slow", Endpoint.CHAT.value, body, stream, 20, prompt, 50, calls)
+    node = Node(NodeId("call"), NodeKind.LLM, settings)
+    start = StartNode(node, 1, None, {}, None, None, 1.0, 0.0, until_first_token=True)
+    call = EngineCall(
+        Endpoint.CHAT, body, 10, 20, 50, ModelName("slow"), calls=calls, stream=stream, raw=True
+    )
+    attempts = Attempts(start, InvocationId("i"))
+    attempts.pool, attempts.cut_s = a_slow_pool().info, served_s
+    replica, deployment = ReplicaId("r"), DeploymentName("d")
+    lease = Dispatch(attempts.id, 1, replica, deployment, 0, 0.0, 1.0, 1.0, "it has room")
+    attempts.is_leased(lease, call)
+    return attempts
+
+
+def test_the_estimate_of_a_cut_answer_stays_below_its_limit() -> None:
+    assert a_cut_call(0.1).output_tokens == pytest.approx(5, abs=1)
+    assert a_cut_call(100.0).output_tokens == 50
+    assert a_cut_call(100.0, calls=3).output_tokens == 150
+    assert a_cut_call(100.0, stream=True).output_tokens == 0, "a stream counts as it goes"
+    assert a_cut_call(0.0).output_tokens == 0

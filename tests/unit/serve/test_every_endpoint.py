@@ -68,7 +68,7 @@ HIDDEN = {
     ("post", "/score"),
     ("post", "/rerank"),
     ("post", "/v2/rerank"),
-    ("head", "/metrics"),
+    *(("head", path) for path in ("/metrics", "/health", "/livez", "/readyz", "/v1/models", "/")),
     ("get", "/ui/state"),
     ("get", "/ui/sign-in"),
     ("post", "/ui/sign-in"),
@@ -273,6 +273,8 @@ async def test_hidden_names_are_as_closed_as_those_in_the_document(tmp_path: Pat
             head = await town.http.head("/metrics", headers=bearer(town.credentials[whom]))
             assert head.status_code == 403
         assert any(m in state["operator's key"].text for m in town.marks("red"))
+        head = await town.http.head("/v1/models", headers=bearer("x"))
+        assert head.status_code == 401
         for path in ("/score", "/rerank", "/v2/rerank", "/ui/state", "/metrics"):
             method = "GET" if path in ("/ui/state", "/metrics") else "POST"
             answer = await town.http.request(method, path, headers=bearer("x"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from ingress_kit import (
     COMPLETION,
@@ -23,6 +24,7 @@ from ingress_kit import (
 )
 from mistralai.client import Mistral
 
+from cato.core.ids import ReplicaId
 from cato.engines.simulated import simulated_text
 from cato.serve.ingress.feedback import Feedback, Reaction
 from cato.workflows.fim import render_fim
@@ -56,6 +58,8 @@ def text_of(response: httpx.Response) -> str:
         ("/v1/fim/completions", FIM),
         ("/v1/fim/completions", {**FIM, "model": "fast", "max_tokens": 12}),
         ("/v1/completions", FIM),
+        ("/v1/completions", {**FIM, "prompt": [PREFIX]}),
+        ("/v1/completions", {**FIM, "model": "fast", "prompt": [PREFIX], "max_tokens": 12}),
         ("/v1/completions", TABBY),
         ("/infill", INFILL),
         ("/infill", {**INFILL, "model": "fast", "n_predict": 12}),
@@ -75,8 +79,10 @@ async def test_every_dialect_fills_in_the_same_middle(
 async def test_sentinels_of_any_family_are_written_again_for_the_model_that_answers(
     tmp_path: Path, family: str, model: str
 ) -> None:
-    body = {"model": model, "prompt": render_fim(family, PREFIX, SUFFIX), "max_tokens": 12}
-    assert text_of(await post(tmp_path, "/v1/completions", body)) == WRITTEN
+    prompt = render_fim(family, PREFIX, SUFFIX)
+    for asked in (prompt, [prompt]):
+        body = {"model": model, "prompt": asked, "max_tokens": 12}
+        assert text_of(await post(tmp_path, "/v1/completions", body)) == WRITTEN
 
 
 async def test_a_model_of_an_unknown_family_gets_the_prompt_that_its_client_wrote(
@@ -133,6 +139,33 @@ async def test_a_direct_call_keeps_the_code_of_other_files_as_comments(tmp_path:
     expected = render_fim("starcoder", f"# a.rb\n# A = 1\n{PREFIX}", SUFFIX)
     text = text_of(await post(tmp_path, "/v1/completions", body))
     assert text == simulated_text(0, expected, 12)
+
+
+async def test_a_stream_of_one_prompt_in_a_list_goes_on_when_its_engine_is_lost(
+    tmp_path: Path,
+) -> None:
+    pool = a_pool("sim-slow", "slow", step_s=0.02, replicas=2)
+    async with running(tmp_path, pool, workflows=()) as kit, kit.server() as url:
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        async with client:
+            stream = await client.completions.create(
+                model="slow",
+                prompt=[PREFIX],
+                max_tokens=30,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            texts = [(await anext(aiter(stream))).choices[0].text]
+            await pool.kill(ReplicaId("sim-slow#0"))
+            texts += [chunk.choices[0].text async for chunk in stream if chunk.choices]
+    assert "".join(texts) == simulated_text(0, PREFIX, 30)
+
+
+@pytest.mark.parametrize("prompt", [["x", "y"], [[1, 2]], []])
+async def test_other_lists_are_no_prompt_to_fill_in(tmp_path: Path, prompt: list[object]) -> None:
+    body = {"model": "fast", "prompt": prompt, "suffix": SUFFIX}
+    response = await post(tmp_path, "/v1/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
 
 
 # Limits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import math
 import pickle
 import re
@@ -341,6 +343,84 @@ async def test_bad_requests_are_answered_in_the_same_form(
         response = await http.request(method, path, content=content)
     check_error_object(response)
     assert response.status_code == status
+
+
+HALF = "the end \ud83d"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": HALF}),
+        ("/v1/completions", {"prompt": "x", "stop": HALF}),
+        ("/v1/completions", {"prompt": "x", "stop": ["\udd89"], "model": "cato-completion"}),
+        ("/v1/completions", {"prompt": "x", HALF: 1}),
+        ("/v1/completions", {"segments": {"prefix": HALF}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}),
+        ("/v1/responses", {"input": HALF}),
+        ("/v1/messages", {"messages": OF_ONE, "max_tokens": 3, "stop_sequences": [HALF]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": HALF}]}),
+        ("/v1/fim/completions", {"prompt": HALF}),
+        ("/infill", {"input_prefix": HALF}),
+        ("/tokenize", {"prompt": HALF}),
+        ("/v1/tasks/code-completion", {"inputs": {"prefix": HALF}}),
+    ],
+)
+async def test_half_of_an_emoji_is_refused_before_any_engine(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    if not path.startswith("/v1/tasks"):
+        body = {"model": "fast", **body}
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        written = json.dumps(body)
+        for content in (written, written.replace("\\ud", "\\uD")):
+            response = await http.post(path, content=content)
+            assert response.status_code == 400, response.text
+            assert "half of an emoji" in response.json()["error"]["message"]
+        assert not kit.records.receipts
+
+
+@pytest.mark.parametrize(
+    "prompt", ["🦉", "\\ud83d", "\\ud83d\\", "한국어 ퟻ", "x" + "🦉" * 9, "\ufeff", "\U00010000"]
+)
+async def test_whole_characters_pass_however_they_are_written(tmp_path: Path, prompt: str) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        body = {"model": "fast", "prompt": prompt, "stop": prompt}
+        for is_ascii in (True, False):
+            written = json.dumps(body, ensure_ascii=is_ascii)
+            for content in (written.encode(), b"\xef\xbb\xbf" + written.encode()):
+                response = await http.post("/v1/completions", content=content)
+                assert response.status_code == 200, response.text
+
+
+async def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    whole = json.dumps({"model": "fast", "prompt": HALF}, ensure_ascii=False)
+    contents = (whole.encode("utf-8", "surrogatepass"), b'{"model": "fast", "prompt": "\xff"}')
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        for content in contents:
+            response = await http.post("/v1/completions", content=content)
+            assert response.status_code == 400
+            assert check_error_object(response)["message"] == "the body is not valid UTF-8 text"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/tasks/code-completion"])
+async def test_a_compressed_body_is_refused_with_what_to_do(tmp_path: Path, path: str) -> None:
+    body = json.dumps({"model": "fast", "prompt": "x"}).encode()
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        for encoding in ("gzip", "GZIP", "br", "deflate, gzip", "identity, gzip"):
+            headers = {"Content-Encoding": encoding}
+            response = await http.post(path, content=gzip.compress(body), headers=headers)
+            assert response.status_code == 415
+            assert "send the body uncompressed" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
+async def test_a_body_that_says_it_is_not_compressed_is_read(tmp_path: Path, encoding: str) -> None:
+    headers = {"Content-Encoding": encoding}
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        body = {"model": "fast", "prompt": "x"}
+        response = await http.post("/v1/completions", json=body, headers=headers)
+    assert response.status_code == 200, response.text
 
 
 async def test_a_body_without_a_length_is_bounded_too(tmp_path: Path) -> None:

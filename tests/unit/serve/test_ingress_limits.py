@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from ingress_kit import COMPLETION, a_pool, a_profile, running
 from pydantic import ValidationError
 
 from cato.config.schema import IngressArgs
-from cato.core.errors import InputError
-from cato.core.topology import OutputCaps
-from cato.engines.base import Endpoint
+from cato.core.errors import ContextLengthError, InputError
+from cato.core.session import Prompt
+from cato.core.topology import EngineSpec, OutputCaps
+from cato.core.workflow import CallSettings
+from cato.engines.base import Endpoint, EngineChunk, EngineRequest
+from cato.engines.simulated.engine import SimulatedEngine
 from cato.serve.ingress.limits import limited
+from cato.serve.prompts import with_room
+from cato.wire.limits import shortened
 
 SAID = [{"role": "user", "content": "Write add."}]
 TOOLS = [{"type": "function"}]
@@ -72,6 +81,129 @@ def test_a_limit_gives_way_to_the_prompt_in_every_dialect(endpoint: Endpoint, fi
     assert limited_to(endpoint, body, 450, 1024)[field] == 1024 - 585
     sure, limit = limited(body, endpoint, 400, 800, CAPS, is_sure=True)
     assert sure[field] == limit == 800 - 424
+
+
+def test_a_thinking_budget_stays_below_a_limit_that_is_lowered() -> None:
+    caps = OutputCaps(completion=8192, chat=4096, agent=8192)
+    thinking = {"type": "enabled", "budget_tokens": 10_000, "display": "omitted"}
+    asked: dict[str, object] = {"messages": SAID, "max_tokens": 16_000, "thinking": thinking}
+    before = copy.deepcopy(asked)
+    for tools, budget in (({}, 4095), ({"tools": TOOLS}, 8191)):
+        body, limit = limited({**asked, **tools}, Endpoint.MESSAGES, 100, 131_072, caps)
+        assert (body["max_tokens"], limit) == (budget + 1, budget + 1)
+        assert body["thinking"] == {**thinking, "budget_tokens": budget}
+    body, _ = limited(asked, Endpoint.MESSAGES, 600, 6000, caps)
+    assert body["max_tokens"] == 4096
+    body, _ = limited(asked, Endpoint.MESSAGES, 3000, 6000, caps)
+    assert (body["max_tokens"], body["thinking"]) == (2100, {**thinking, "budget_tokens": 2099})
+    assert asked == before, "the client's body is kept for the receipt and for other attempts"
+
+
+def test_a_thinking_budget_below_the_smallest_that_engines_take_is_left_out() -> None:
+    for cap, left in ((1024, None), (1025, {"type": "enabled", "budget_tokens": 1024})):
+        thinking = {"type": "enabled", "budget_tokens": 2000}
+        body = {"messages": SAID, "max_tokens": 4000, "thinking": thinking}
+        changed, _ = limited(body, Endpoint.MESSAGES, 3, 32_000, replace(CAPS, chat=cap))
+        assert changed.get("thinking") == left
+
+
+@pytest.mark.parametrize(
+    "thinking",
+    [
+        *(None, 3, {"type": "disabled"}, {"type": "adaptive"}),
+        *({"type": "enabled", "budget_tokens": tokens} for tokens in ("x", 999)),
+    ],
+)
+def test_thinking_without_a_budget_that_is_too_large_passes_unchanged(thinking: object) -> None:
+    body = {"messages": SAID, "max_tokens": 4000, "thinking": thinking}
+    assert limited_to(Endpoint.MESSAGES, body, 3)["thinking"] == thinking
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
+def test_the_least_tokens_are_no_more_than_a_limit_that_is_lowered(endpoint: Endpoint) -> None:
+    body: dict[str, object] = {"max_tokens": 3000, "min_tokens": 2000}
+    changed = limited_to(endpoint, body, 3)
+    cap = CAPS.chat if endpoint is Endpoint.CHAT else CAPS.completion
+    assert (changed["min_tokens"], changed["max_tokens"]) == (cap, cap)
+    assert limited_to(endpoint, {**body, "min_tokens": 20}, 3)["min_tokens"] == 20
+
+
+def test_the_least_tokens_are_no_more_than_a_limit_that_the_client_did_not_set() -> None:
+    changed = limited_to(Endpoint.CHAT, {"messages": SAID, "min_tokens": 20_000}, 3)
+    assert changed["min_tokens"] == changed["max_completion_tokens"] == CAPS.chat
+
+
+def test_fields_that_contradict_each_other_are_the_engines_to_refuse() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 500}
+    body: dict[str, object] = {"max_tokens": 400, "min_tokens": 401, "thinking": thinking}
+    assert limited_to(Endpoint.MESSAGES, body, 3) == body
+
+
+def test_the_rest_of_an_answer_keeps_its_budget_below_its_limit() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 3000}
+    body = {"max_tokens": 3100, "min_tokens": 3050, "thinking": thinking}
+    assert shortened(body, 600) == {
+        "max_tokens": 2500,
+        "min_tokens": 2450,
+        "thinking": {"type": "enabled", "budget_tokens": 2499},
+    }
+
+
+def test_an_engine_that_has_less_room_than_estimated_is_asked_for_less_of_everything() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 3000}
+    body = {"max_tokens": 4000, "min_tokens": 2500, "thinking": thinking}
+    call = CallSettings("m", "messages", body, False, 100, Prompt(9000, 9000), 4000)
+    refused = ContextLengthError("too long", prompt_tokens=8000, context_tokens=10_000)
+    lowered = with_room(call, refused)
+    assert lowered is not None
+    assert lowered.body == {
+        "max_tokens": 2000,
+        "min_tokens": 2000,
+        "thinking": {"type": "enabled", "budget_tokens": 1999},
+    }
+
+
+class HearingEngine(SimulatedEngine):
+    """Keeps the bodies that it gets, and like vLLM generates one token if none is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(a_profile(), EngineSpec(kind="simulated"), "sim-fast")
+        self.bodies: list[dict[str, object]] = []
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        self.bodies.append(dict(request.body))
+        body = {**request.body, "max_tokens": request.body.get("max_tokens") or 1}
+        async for chunk in super().generate(replace(request, body=body)):
+            yield chunk
+
+
+async def test_a_completion_may_ask_for_its_prompt_alone(tmp_path: Path) -> None:
+    pool, engine = a_pool("sim-fast", "fast", replicas=0), HearingEngine()
+    pool.add(engine)
+    echo = {"echo": True, "max_tokens": 0, "logprobs": 1}
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit, kit.http() as http:
+        ask = {"model": "fast", "prompt": "def f("}
+        for stream in (False, True):
+            answer = await http.post("/v1/completions", json={**ask, **echo, "stream": stream})
+            assert answer.status_code == 200, answer.text
+        for wrong in ({"max_tokens": 0}, {**echo, "echo": False}, {**echo, "max_tokens": False}):
+            answer = await http.post("/v1/completions", json={**ask, **wrong})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+    assert [(body["echo"], body["max_tokens"]) for body in engine.bodies] == [(True, 0)] * 2
+
+
+SHORT = COMPLETION.replace("max_tokens: 12", 'max_tokens: 12\n    token_limit: "4"')
+
+
+async def test_the_least_tokens_are_no_more_than_the_limit_that_a_node_computes(
+    tmp_path: Path,
+) -> None:
+    pool, engine = a_pool("sim-fast", "fast", replicas=0), HearingEngine()
+    pool.add(engine)
+    async with running(tmp_path, pool, workflows=(SHORT,)) as kit, kit.http() as http:
+        ask = {"model": "cato-completion", "prompt": "def f(", "min_tokens": 9}
+        assert (await http.post("/v1/completions", json=ask)).status_code == 200
+    assert [(body["min_tokens"], body["max_tokens"]) for body in engine.bodies] == [(4, 4)]
 
 
 @pytest.mark.parametrize("limit", [0, -1, "9", 1.5, True])

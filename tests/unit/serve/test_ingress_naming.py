@@ -182,6 +182,82 @@ async def test_inputs_of_a_task_are_refused_where_no_task_runs(tmp_path: Path) -
     assert (response.status_code, response.json()["error"]["param"]) == (400, "cato.inputs")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, CHAT),
+        ("/v1/messages", CHAT),
+        ("/v1/responses", {"model": "fast", "input": "x"}),
+        ("/v1/completions", COMPLETE),
+        ("/v1/fim/completions", COMPLETE),
+        ("/infill", {"model": "fast", "input_prefix": "x"}),
+        ("/v1/embeddings", {"model": "fast", "input": "x"}),
+    ],
+)
+async def test_inputs_of_a_task_are_refused_by_a_model_that_is_named(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    response = await post(tmp_path, path, {**body, "cato": {"inputs": {"language": "go"}}})
+    assert response.status_code == 400
+    assert "name the task" in response.json()["error"]["message"]
+    for nothing in ({}, None):
+        response = await post(tmp_path, path, {**body, "cato": {"inputs": nothing}})
+        assert "inputs" not in response.text
+
+
+async def test_inputs_for_a_misspelt_task_are_told_the_names_that_there_are(tmp_path: Path) -> None:
+    body = {**CHAT, "model": "cato-genration", "cato": {"inputs": {"language": "go"}}}
+    response = await post(tmp_path, CHATS, body)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    assert "cato-generation" in response.json()["error"]["message"]
+
+
+TRANSLATION = """
+name: code-translation
+description: Translate code.
+sla: {metric: ttft, target: 10s}
+inputs:
+  code: {type: str}
+  source_language: {type: str}
+  target_language: {type: str}
+nodes:
+  draft: {type: llm, model: fast, prompt: "{{ target_language }}: {{ code }}", max_tokens: 8}
+stream: draft
+output: draft
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/completions", {"prompt": "x"}),
+    ],
+)
+async def test_inputs_that_a_task_misses_are_asked_for_with_their_place(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    given = {"cato": {"inputs": {"source_language": "C", "target_language": "Go"}}}
+    wrong = {"cato": {"inputs": {**given["cato"]["inputs"], "target_language": 3}}}
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(TRANSLATION,)) as kit,
+        kit.http() as http,
+    ):
+        body = {"model": "cato-translation", **body}
+        missing = (await http.post(path, json=body)).json()["error"]["message"]
+        assert (await http.post(path, json={**body, **given})).status_code == 200
+        misread = (await http.post(path, json={**body, **wrong})).json()["error"]["message"]
+        native = await http.post("/v1/tasks/code-translation", json={"inputs": {"code": "x"}})
+    required = (
+        "input 'source_language' is required (text); input 'target_language' is required (text)"
+    )
+    assert missing == f'{required}; give inputs in the body as {{"cato": {{"inputs": {{...}}}}}}'
+    assert misread == "input 'target_language' must be text"
+    assert native.json()["error"]["message"] == required
+
+
 # Hints: the task promises a first token within 10 s; a task's hard deadline is six times as far.
 
 
@@ -227,8 +303,32 @@ async def test_hints_tighten_the_objective(
 async def test_a_hint_that_cannot_be_read_is_refused(
     tmp_path: Path, headers: dict[str, str], body: dict[str, object], param: str
 ) -> None:
-    response = await post(tmp_path, "/v1/completions", {**COMPLETE, **body}, headers)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    for model in ("fast", "cato-completion"):
+        asked = {**COMPLETE, "model": model, **body}
+        response = await post(tmp_path, "/v1/completions", asked, headers)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("model", ["fast", "cato-generation"])
+async def test_a_sessions_target_that_cannot_be_read_is_refused_by_every_dialect(
+    tmp_path: Path, model: str
+) -> None:
+    paths = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/fim/completions": {"prompt": "x"},
+        CHATS: {"messages": MESSAGES},
+        "/v1/messages": {"messages": MESSAGES, "max_tokens": 3},
+    }
+    for path, body in paths.items():
+        asked = {"model": model, **body}
+        for headers in ({"X-CATO-Session-Deadline-Ms": "x"}, {"X-CATO-Session-Deadline-Ms": "-1"}):
+            response = await post(tmp_path, path, asked, headers)
+            assert response.status_code == 400, path
+            assert "X-CATO-Session-Deadline-Ms" in response.json()["error"]["message"]
+        in_body = {**asked, "cato": {"session_deadline_ms": 0}}
+        assert (await post(tmp_path, path, in_body)).status_code == 400, path
+        fine = {"X-CATO-Session-Deadline-Ms": "60000"}
+        assert (await post(tmp_path, path, asked, fine)).status_code == 200, path
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, an_access, running, sse_events
 
@@ -185,6 +186,20 @@ async def test_metrics_count_runs_and_name_pools(tmp_path: Path) -> None:
     assert 'cato_runs_total{status="done",task="code-completion"} 1.0' in page
     assert 'cato_pool_queued{pool="sim-fast-pool"} 0.0' in page
     assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_what_monitors_probe_answers_head_as_get_without_a_body(tmp_path: Path) -> None:
+    paths = ("/health", "/livez", "/readyz", "/", "/v1/models")
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit,
+        kit.server() as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        told = [(await http.get(p), await http.head(p)) for p in paths]
+    for got, head in told:
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        assert head.headers["content-length"] == got.headers["content-length"]
+        assert head.headers.get("location") == got.headers.get("location")
 
 
 async def test_health_is_always_ok_but_readiness_gives_its_reason(tmp_path: Path) -> None:

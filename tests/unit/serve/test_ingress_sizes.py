@@ -140,7 +140,7 @@ async def test_lists_of_prompts_are_bounded_and_flat(
 
 
 async def test_any_text_may_name_a_buffer(tmp_path: Path) -> None:
-    odd = '"\\ud800"'
+    odd = '"\\u0000\\ud83e\\udd89"'
     async with (
         running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
         kit.http() as http,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,14 @@ import anthropic
 import httpx
 import openai
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from ingress_kit import (
     COMPLETION,
     GENERATION,
     SLOW,
     a_fast_pool,
+    a_pool,
+    a_profile,
     a_slow_pool,
     running,
     sse_events,
@@ -23,8 +27,17 @@ from ingress_kit import (
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from cato.core.errors import ContextLengthError, EngineError
 from cato.core.ids import ReplicaId
-from cato.engines.simulated import simulated_text
+from cato.core.receipt import SlaReceipt
+from cato.core.session import Prompt
+from cato.core.topology import EngineSpec
+from cato.core.workflow import CallSettings
+from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.simulated import SimulatedEngine, simulated_text
+from cato.engines.simulated.asked import read_prompt
+from cato.serve.prompts import tokenizing
+from cato.wire.endpoint import Endpoint
 
 WORKFLOWS = (COMPLETION, GENERATION)
 SAID = [{"role": "user", "content": "Write add."}]
@@ -171,6 +184,55 @@ async def test_errors_of_messages_are_those_of_its_dialect(
     assert value["error"].keys() == {"type", "message"}
 
 
+async def test_anthropics_clients_get_their_errors_also_where_both_share_a_path(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit, kit.server() as url:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as claude:
+            with pytest.raises(anthropic.NotFoundError) as refused:
+                await claude.models.retrieve("nope")
+        async with httpx.AsyncClient(base_url=url) as http:
+            of_openai = (await http.get("/v1/models/nope")).json()
+    body = strict(ErrorResponse, refused.value.body)
+    assert body.error.type == "not_found_error"
+    assert of_openai["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_message_of_a_task_tells_the_clients_stop_sequence_and_not_the_workflows(
+    tmp_path: Path, is_streamed: bool
+) -> None:
+    text = simulated_text(0, "Write add.", 40)
+    early, own, late = text[10:13], text[30:33], text[40:43]
+    workflow = f"""
+name: stopped
+description: One node with a stop sequence of its own.
+sla: {{metric: ttft, target: 10s}}
+inputs: {{instruction: {{type: str}}}}
+nodes:
+  draft:
+    type: llm
+    model: fast
+    prompt: "{{{{ instruction }}}}"
+    max_tokens: 40
+    stop: [{json.dumps(own)}]
+    extra: {{ignore_eos: true}}
+stream: draft
+output: draft
+"""
+    body = {"model": "cato-stopped", "messages": SAID, "max_tokens": 40, "stream": is_streamed}
+    told = []
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(workflow,)) as kit,
+        kit.http() as http,
+    ):
+        for stop in (early, late):
+            answer = await http.post(MESSAGES, json={**body, "stop_sequences": [stop]})
+            end = sse_events(answer.text)[-2][1]["delta"] if is_streamed else answer.json()
+            told.append((end["stop_reason"], end["stop_sequence"]))
+    assert told == [("stop_sequence", early), ("end_turn", None)]
+
+
 @pytest.mark.parametrize("model", ["fast", "cato-generation"])
 async def test_tokens_are_counted_by_the_model_that_would_answer(
     tmp_path: Path, model: str
@@ -179,6 +241,94 @@ async def test_tokens_are_counted_by_the_model_that_would_answer(
     counted = (await post(tmp_path, "/v1/messages/count_tokens", body)).json()
     answered = (await post(tmp_path, MESSAGES, {**MESSAGE_CALL[1]})).json()
     assert counted["input_tokens"] == answered["usage"]["input_tokens"] > 0
+
+
+class CheckingEngine(SimulatedEngine):
+    """Counts a conversation only if it fits the context, like vLLM; `tokenizes` any other."""
+
+    tokenizes = True
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        if request.endpoint is Endpoint.COUNT_TOKENS:
+            context = self.facts.context_tokens
+            if read_prompt(request.endpoint, request.body, a_profile()).tokens > context:
+                raise ContextLengthError("too many input tokens", context_tokens=context)
+        if request.endpoint is Endpoint.TOKENIZE and not self.tokenizes:
+            raise EngineError("no such path", 404)
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class CountingEngine(CheckingEngine):
+    """Has no tokenizer endpoint."""
+
+    tokenizes = False
+
+
+def a_conversation(exchanges: int) -> dict[str, Any]:
+    """Tool calls and their results, by Anthropic's field names."""
+    said: list[dict[str, Any]] = [{"role": "user", "content": "Fix the bug."}]
+    for i in range(exchanges):
+        use = {"type": "tool_use", "id": f"t{i}", "name": "read", "input": {"path": f"{i}.py"}}
+        result = {"type": "tool_result", "tool_use_id": f"t{i}", "content": "line\n" * 200}
+        said += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    tool = {"name": "read", "description": "Read a file.", "input_schema": {"type": "object"}}
+    return {"system": "Be brief.", "messages": said, "tools": [tool]}
+
+
+async def counted(
+    folder: Path, body: dict[str, Any], engine: type[SimulatedEngine] = SimulatedEngine
+) -> tuple[httpx.Response, SlaReceipt]:
+    pool = a_pool("sim-fast", "fast", replicas=0)
+    pool.add(engine(a_profile(), EngineSpec(kind="simulated", max_num_seqs=64), "sim-fast"))
+    async with running(folder, pool, workflows=WORKFLOWS) as kit, kit.http() as http:
+        response = await http.post("/v1/messages/count_tokens", json={"model": "fast", **body})
+        (receipt,) = kit.records.receipts.values()
+        return response, receipt
+
+
+async def test_a_conversation_beyond_the_context_is_counted_by_the_tokenizer(
+    tmp_path: Path,
+) -> None:
+    body = a_conversation(30)
+    expected, _ = await counted(tmp_path, body)
+    response, receipt = await counted(tmp_path, body, CheckingEngine)
+    assert (response.status_code, receipt.status) == (200, "done")
+    tokens = response.json()["input_tokens"]
+    assert tokens > a_profile().context_tokens
+    # The simulated engine names a tool's result in another way in a chat.
+    assert tokens == pytest.approx(expected.json()["input_tokens"], rel=0.01)
+
+
+async def test_a_count_that_no_engine_can_make_is_estimated(tmp_path: Path) -> None:
+    body = a_conversation(30)
+    expected, _ = await counted(tmp_path, body)
+    response, _ = await counted(tmp_path, body, CountingEngine)
+    assert response.status_code == 200
+    tokens = response.json()["input_tokens"]
+    assert tokens > a_profile().context_tokens
+    assert tokens == pytest.approx(expected.json()["input_tokens"], rel=0.5)
+    document = {"type": "document", "source": {"type": "text", "data": "x" * 50_000}}
+    body["messages"].append({"role": "user", "content": [document]})  # has no chat counterpart
+    response, _ = await counted(tmp_path, body, CheckingEngine)
+    assert response.status_code == 200
+    assert response.json()["input_tokens"] == pytest.approx(tokens, abs=10)
+
+
+def test_the_tokenizer_gets_what_the_chat_template_reads() -> None:
+    body = {**a_conversation(1), "chat_template_kwargs": {"a": 1}, "max_tokens": 5}
+    body["output_config"] = {"effort": "high"}
+    settings = CallSettings("m", "messages/count_tokens", body, False, 1, Prompt(1, 1))
+    asked = tokenizing(settings)
+    assert asked is not None
+    assert asked.endpoint == "tokenize"
+    assert asked.body.keys() == {"messages", "tools", "chat_template_kwargs"}
+    assert asked.body["chat_template_kwargs"] == {
+        "a": 1,
+        "enable_thinking": True,
+        "reasoning_effort": "high",
+    }
 
 
 @pytest.mark.parametrize(

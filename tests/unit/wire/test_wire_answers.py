@@ -23,6 +23,7 @@ from cato.wire.answer import AnswerWriter, Ending, Part, Text, Thinking, ToolCal
 from cato.wire.choices import UsageIn
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, events_bytes, to_json
+from cato.wire.messages import anthropic_error
 from cato.wire.writers import writer_of
 
 ARGUMENTS = '{"path": "a.py", "limit": 3}'
@@ -193,6 +194,39 @@ def test_a_stream_that_failed_makes_the_sdk_raise(endpoint: Endpoint) -> None:
         return
     with pytest.raises((openai.APIError, anthropic.APIError), match="The engine was lost"):
         list(answer)
+
+
+def test_a_response_that_fails_before_its_first_output_is_opened_for_the_sdks_helper() -> None:
+    events = a_writer(Endpoint.RESPONSES).failed(ALostEngine())
+    assert [e["sequence_number"] for e in events] == [0, 1, 2]
+    with an_openai(events_bytes(events)).responses.stream(model="m", input="x") as stream:
+        told = [event.type for event in stream]
+    assert told == ["response.created", "response.in_progress", "response.failed"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (408, "invalid_request_error"),
+        (413, "request_too_large"),
+        (415, "invalid_request_error"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (499, "invalid_request_error"),
+        (500, "api_error"),
+        (501, "api_error"),
+        (502, "api_error"),
+        (503, "api_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_an_error_of_messages_has_the_documented_kind(status: int, kind: str) -> None:
+    assert anthropic_error(ALostEngine(status=status))["error"]["type"] == kind
 
 
 def test_claude_code_asks_for_the_rest_of_a_stream_whose_engine_was_lost() -> None:

@@ -89,6 +89,41 @@ def test_what_a_template_looks_up_in_a_result_must_be_in_it(
     assert rule in problem.rule
 
 
+@pytest.mark.parametrize(
+    ("where", "text", "rule"),
+    [
+        ("reviews.prompt", "{{ draft.text }}", "'draft' has `each`: its result is a list, without"),
+        ("reviews.prompt", "{{ draft['text'] }}", "loop over it"),
+        ("reviews.prompt", "{{ draft.index }}{{ draft.count }}", ""),
+        ("reviews.prompt", "{% for one in draft %}{{ one.text }}{% endfor %}", ""),
+        ("reviews.prompt", "{{ code.foo.bar }}", "input 'code' is text, which has no 'foo'"),
+        ("reviews.prompt", "{{ code.upper() }} {{ code.count('a') }}", ""),
+        ("reviews.prompt", "{{ level.foo }}", "input 'level' is a whole number, which has no"),
+        ("reviews.prompt", "{{ files.text }}", "input 'files' is a list, which has no 'text'"),
+        ("reviews.prompt", "{% set code = draft[0] %}{{ code.text }}", ""),
+        ("draft.each", "level", "must be a list; input 'level' is a whole number"),
+        ("draft.each", " code ", "must be a list; input 'code' is text"),
+        ("draft.each", "parse", "must be a list; the result of node 'parse' has ok, language"),
+        ("draft.each", "files", ""),
+        ("draft.each", "code.splitlines()", ""),
+        ("reviews.each", "draft", ""),
+    ],
+)
+def test_a_list_and_a_scalar_have_no_fields_and_only_a_list_has_items(
+    tmp_path: Path, where: str, text: str, rule: str
+) -> None:
+    data = yaml.safe_load(A_WORKFLOW)
+    data["inputs"] |= {"level": "int", "files": {"type": "list"}}
+    data["nodes"]["draft"]["each"] = "parse.chunks"
+    data["nodes"]["reviews"] = {**data["nodes"]["draft"], "needs": ["draft"], "each": "files"}
+    data["output"] = "reviews"
+    id, key = where.split(".")
+    data["nodes"][id][key] = text
+    found = problems_of(tmp_path, yaml.safe_dump(data))
+    assert [p.partition(":")[0] for p in found] == ([f"nodes.{where}"] if rule else [])
+    assert rule in "".join(found)
+
+
 def a_file(folder: Path, text: str, name: str = "review.yaml") -> Path:
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")
@@ -539,8 +574,10 @@ def test_an_input_error_names_every_problem(tmp_path: Path) -> None:
     )
     assert caught.value.param is None
     with pytest.raises(InputError) as caught:
-        check_inputs(task, {"code": 1})
-    assert caught.value.param == "code"
+        check_inputs(task, {"code": 1}, "{...}")
+    assert (caught.value.param, caught.value.message) == ("code", "input 'code' must be text")
+    with pytest.raises(InputError, match=r"is required \(text\); give inputs in the body as x: …$"):
+        check_inputs(task, {}, "x: …")
 
 
 def test_a_folder_of_links_as_kubernetes_mounts_it_is_read(tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ from cato.serve.batches.folder import (
     new_id,
     tenants,
 )
-from cato.serve.batches.lines import ENDPOINTS, checked
+from cato.serve.batches.lines import ENDPOINTS, checked, file_errors
 from cato.serve.ingress import document
+from cato.serve.ingress.admin_bodies import query_number
 from cato.serve.ingress.body import known_keys, read_object, sub_object
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
@@ -47,6 +48,10 @@ MAX_NAME_CHARS = 200
 MAX_METADATA = 16
 WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 MAX_WINDOW_H = 168
+# Entries of one page of a list, and the order of files: OpenAI's values, the default first.
+MAX_FILES = 10_000
+BATCHES, MAX_BATCHES = 20, 100
+ORDERS = ("desc", "asc")
 _FIELDS = (
     "input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"
 )  # fmt: skip
@@ -85,12 +90,18 @@ def _add_files(router: APIRouter, ingress: Ingress) -> None:
             raise InputError(f"the upload did not finish within {UPLOAD_WITHIN_S:g} s") from None
         return JsonAnswer(_file(facts))
 
-    @router.get("/v1/files", responses=document.FILES)
+    @router.get("/v1/files", **document.FILES)
     async def files(request: Request) -> Response:
         """The tenant's files, batch results included, newest first; all tenants' for operators."""
+        purpose = request.query_params.get("purpose")
+        order = request.query_params.get("order", ORDERS[0])
+        if order not in ORDERS:
+            raise InputError(f"order must be one of {', '.join(ORDERS)}", "order")
         found = await asyncio.to_thread(_all, [f.files for f in _seen_by(ingress, request)])
-        found.sort(key=lambda f: (f.created_at, f.id), reverse=True)
-        return _list([_file(f) for f in found])
+        found = [f for f in found if purpose in (None, f.purpose)]
+        found.sort(key=lambda f: (f.created_at, f.id), reverse=order == ORDERS[0])
+        page = _page(request, [f.id for f in found], MAX_FILES, MAX_FILES)
+        return _list([_file(f) for f in found[page]], has_more=page.stop < len(found))
 
     @router.get("/v1/files/{file_id}", responses=document.FILE)
     async def file(request: Request, file_id: str) -> Response:
@@ -138,13 +149,12 @@ def _add_batches(router: APIRouter, ingress: Ingress) -> None:
             new_id("batch"), str(endpoint), source.id, asdict(caller_of(request)),
             new_id("file"), new_id("file"), "failed" if problem else "validating",
             now_s, now_s + 3600 * window_h, lines, metadata=metadata,
-            errors=({"code": "invalid_file", "message": problem, "param": None, "line": None},)
-            if problem else (),
+            errors=file_errors(problem) if problem else (),
         )  # fmt: skip
         await asyncio.to_thread(_opened, folder, most, batch)
         return JsonAnswer(_batch(folder, batch))
 
-    @router.get("/v1/batches", responses=document.BATCHES)
+    @router.get("/v1/batches", **document.BATCHES)
     async def batches(request: Request) -> Response:
         """The tenant's batches, newest first; all tenants' for operators."""
 
@@ -155,7 +165,9 @@ def _add_batches(router: APIRouter, ingress: Ingress) -> None:
             _all, [partial(listed, f) for f in _seen_by(ingress, request)]
         )
         found.sort(key=lambda one: (one[1].created_at, one[1].id), reverse=True)
-        return _list([_batch(folder, batch) for folder, batch in found])
+        page = _page(request, [batch.id for _, batch in found], BATCHES, MAX_BATCHES)
+        data = [_batch(folder, batch) for folder, batch in found[page]]
+        return _list(data, has_more=page.stop < len(found))
 
     @router.get("/v1/batches/{batch_id}", responses=document.BATCH)
     async def batch(request: Request, batch_id: str) -> Response:
@@ -205,20 +217,38 @@ async def _found_batch(ingress: Ingress, request: Request, id: str) -> tuple[Ten
     for folder in _seen_by(ingress, request):
         if (found := await asyncio.to_thread(folder.batch, id)) is not None:
             return folder, found
-    raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
+    told = "No batch has this id; see GET /v1/batches."
+    raise AccessError(404, "batch_not_found", told, param="batch_id")
 
 
 def _no_file(param: str) -> AccessError:
-    return AccessError(404, "file_not_found", f"No file has this {param}; see GET /v1/files.")
+    told = f"No file has this {param}; see GET /v1/files."
+    return AccessError(404, "file_not_found", told, param=param)
 
 
 def _all(lists: Iterable[Callable[[], list[T]]]) -> list[T]:
     return [one for listed in lists for one in listed()]
 
 
-def _list(data: list[dict[str, object]]) -> Response:
+def _page(request: Request, ids: list[str], default: int, most: int) -> slice:
+    """The part of a list that the request asks for: up to `limit` entries, after the entry `after`.
+
+    `default` is the limit without one in the request, `most` the highest one.
+    """
+    limit = query_number(request, "limit") or default
+    if limit > most:
+        raise InputError(f"limit must be at most {most}", "limit")
+    after, start = request.query_params.get("after"), 0
+    if after:
+        if after not in ids:
+            raise InputError("after must be the id of an entry of this list", "after")
+        start = ids.index(after) + 1
+    return slice(start, start + limit)
+
+
+def _list(data: list[dict[str, object]], *, has_more: bool) -> Response:
     ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-    return JsonAnswer({"object": "list", "data": data, "has_more": False, **ids})
+    return JsonAnswer({"object": "list", "data": data, "has_more": has_more, **ids})
 
 
 def _check_open(folder: TenantFolder, limits: BatchLimits) -> None:
@@ -274,7 +304,7 @@ def _batch(folder: TenantFolder, batch: Batch) -> dict[str, object]:
         "created_at": batch.created_at,
         "expires_at": batch.expires_at,
         "completed_at": ended_at if status == "completed" else None,
-        "failed_at": batch.created_at if status == "failed" else None,
+        "failed_at": (ended_at or batch.created_at) if status == "failed" else None,
         "expired_at": ended_at if status == "expired" else None,
         "cancelled_at": ended_at if status == "cancelled" else None,
         "request_counts": {

@@ -4,10 +4,10 @@ A virtual model (`cato-completion`, ...) runs a workflow; see `cato.serve.ingres
 its other inputs, its SLA and its receipts. Token limits, stop strings and sampling apply to the
 nodes that write the answer.
 
-Any other model is called directly. The body and the answer pass through unchanged, with three
-exceptions: `suffix`, or a prompt with another family's sentinels, is rendered in the model's own
-fill-in-the-middle form, with code of other files as comments; a token limit is cut to what fits;
-and CATO's own fields are removed.
+Any other model is called directly. The body and the answer pass through unchanged, with four
+exceptions: a list of one text as the prompt becomes that text; `suffix`, or a prompt with another
+family's sentinels, is rendered in the model's own fill-in-the-middle form, with code of other files
+as comments; a token limit is cut to what fits; and CATO's own fields are removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def routes(ingress: Ingress) -> APIRouter:
         body = await read_object(request, ingress.max_body_bytes)
         if "segments" in body:
             return await tabby.complete(ingress, request, body)
-        return await _complete(ingress, request, _with_twinnys_limit(with_model(body)))
+        body = _with_twinnys_limit(_with_one_prompt(with_model(body)))
+        return await _complete(ingress, request, body)
 
     return router
 
@@ -86,6 +87,14 @@ async def _complete(ingress: Ingress, request: Request, body: dict[str, object])
         fill = with_sentinels_read(fill)
     task = start_fill(ingress, request, target, fill, body, extra, tier=tier_of(body))
     return await serve_text(ingress, request, task, WrittenForm(writer), is_streamed=is_streamed)
+
+
+def _with_one_prompt(body: dict[str, object]) -> dict[str, object]:
+    """Unwrap a list of one text, which LangChain and others send as the prompt."""
+    match body.get("prompt"):
+        case [str(text)]:
+            return {**body, "prompt": text}
+    return body
 
 
 def _with_twinnys_limit(body: dict[str, object]) -> dict[str, object]:

@@ -12,15 +12,26 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cato.core.errors import ContextLengthError
+from cato.core.runs import FinishRun
 from cato.serve.ingress import document
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import read_object
 from cato.serve.ingress.calls import whole_call
-from cato.serve.ingress.chat_request import read_chat
-from cato.serve.ingress.chats import session_of_chat, start_model, start_task, target_of
+from cato.serve.ingress.chat_request import ChatRequest, read_chat
+from cato.serve.ingress.chats import (
+    REFERENCE_CHARS_PER_TOKEN,
+    session_of_chat,
+    start_model,
+    start_task,
+    target_of,
+)
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.naming import Target, model_of_task, with_model
+from cato.serve.ingress.errors import known_headers
+from cato.serve.ingress.jsons import JsonAnswer
+from cato.serve.ingress.naming import Target, model_of_task, pool_of, with_model
 from cato.serve.ingress.relay import relay_typed
+from cato.wire.counting import SECTION_TOKENS, estimated_tokens
 from cato.wire.endpoint import Endpoint
 from cato.wire.messages import MessagesWriter
 
@@ -36,21 +47,46 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", **document.COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:
-        """Count the tokens of a conversation with the model that would answer it."""
+        """Count the tokens of a conversation with the model that would answer it, even if they are
+        more than its context. Costs no tokens."""
         body = _without_tier(with_model(await read_object(request, ingress.max_body_bytes)))
         chat = read_chat(ingress, request, Endpoint.COUNT_TOKENS, body)
         target = target_of(ingress, request, chat)
         if target.task is not None:
             session = partial(session_of_chat, request, chat)
             target = Target(model=model_of_task(ingress, request, target.task, session))
-        return await whole_call(ingress, request, await start_model(ingress, request, target, chat))
+        task = await start_model(ingress, request, target, chat)
+        response = await whole_call(ingress, request, task, _as_count)
+        if isinstance(task.error, ContextLengthError):
+            tokens = _estimate(ingress, target, chat, task.error)
+            return JsonAnswer({"input_tokens": tokens}, headers=known_headers(request))
+        return response
 
     return router
 
 
+def _as_count(answer: dict[str, object], _: FinishRun) -> dict[str, object]:
+    """The engine's answer; of a conversation beyond the context it comes from the tokenizer."""
+    return {"input_tokens": answer["count"]} if "count" in answer else answer
+
+
+def _estimate(
+    ingress: Ingress, target: Target, chat: ChatRequest, refused: ContextLengthError
+) -> int:
+    """Tokens of a conversation that its engine found too long and could not count.
+
+    Agents ask in order to decide how much to cut, which an error does not tell them.
+    """
+    scale = REFERENCE_CHARS_PER_TOKEN / pool_of(ingress, target.model).profile.chars_per_token
+    sections = chat.conversation.sections()
+    tokens = round(scale * sum(estimated_tokens(one) + SECTION_TOKENS for one in sections))
+    return max(tokens, refused.prompt_tokens or 0, (refused.context_tokens or 0) + 1)
+
+
 async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
     chat = read_chat(ingress, request, Endpoint.MESSAGES, body)
-    form = WrittenForm(MessagesWriter(request_id(request), str(body.get("model") or "")))
+    writer = MessagesWriter(request_id(request), str(body.get("model") or ""))
+    form = WrittenForm(writer, stops=chat.stops)
     target = target_of(ingress, request, chat)
     if target.task is not None:
         task = start_task(ingress, request, target, chat)

@@ -2,7 +2,8 @@
 
 The provider's public keys are fetched for the first token, and again when they are old or a token
 names an unknown key, but at most every `ASK_AGAIN_S`. While the provider is unreachable the known
-keys stay in use for a day. Of a token only a digest is kept, and nothing is logged.
+keys stay in use for a day and, after a first failure, are refreshed in the background only. Of a
+token only a digest is kept, and nothing is logged.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import re
 import time
 from collections import OrderedDict
@@ -58,6 +60,7 @@ class SignIn:
         self._clock = clock
         self._keys: Keys | None = None
         self._asked_at_s = -ASK_AGAIN_S
+        self._has_failed = False  # the last fetch
         self._asking = asyncio.Lock()
         self._refresher: asyncio.Task[None] | None = None
         self._verified: OrderedDict[bytes, Person] = OrderedDict()
@@ -128,11 +131,16 @@ class SignIn:
 
     async def _current_keys(self) -> Keys:
         """Keys that are recent enough; raise `AccessError` if there are none."""
-        keys, now_s = self._keys, self._clock()
-        if keys is None or now_s - keys.at_s > 2 * KEYS_AGE_S:
+        now_s = self._clock()
+        age_s = math.inf if self._keys is None else now_s - self._keys.at_s
+        # A failure a while ago says nothing about now: the first request after a pause waits.
+        asked_s = now_s - self._asked_at_s
+        is_down = self._has_failed and asked_s <= KEYS_AGE_S
+        is_refreshing = self._refresher is not None and not self._refresher.done()
+        if age_s > (USABLE_S if is_down else 2 * KEYS_AGE_S):
             await self._refresh()
-        elif now_s - keys.at_s > KEYS_AGE_S and (self._refresher is None or self._refresher.done()):
-            self._refresher = asyncio.get_running_loop().create_task(self._refresh())
+        elif age_s > KEYS_AGE_S and asked_s >= ASK_AGAIN_S and not is_refreshing:
+            self._refresher = asyncio.get_running_loop().create_task(self._refresh_aside())
         if self._keys is None or now_s - self._keys.at_s > USABLE_S:
             raise AccessError(
                 503, "sign_in_unavailable",
@@ -140,6 +148,13 @@ class SignIn:
                 UNAVAILABLE_RETRY_S,
             )  # fmt: skip
         return self._keys
+
+    async def _refresh_aside(self) -> None:
+        """`_refresh` as a task: no request is there to get its exception."""
+        try:
+            await self._refresh()
+        except Exception:
+            log.exception("the keys of %s cannot be read", self.spec.issuer)
 
     async def _refresh(self) -> None:
         """Fetch the keys unless that was tried a moment ago; keep the known ones on failure."""
@@ -151,8 +166,10 @@ class SignIn:
             try:
                 keys = await published(self._ask, self.spec.issuer, now_s)
             except HttpProblem as problem:
+                self._has_failed = True
                 log.warning("the keys of %s cannot be read: %s", self.spec.issuer, problem)
                 return
+            self._has_failed = False
             if self._keys is None or keys.document != self._keys.document:
                 self._verified.clear()
                 log.info("%s has %d public keys", self.spec.issuer, len(keys.keys))

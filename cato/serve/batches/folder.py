@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from cato.core.topology import BatchLimits
 
 _ID = re.compile(r"(file|batch)-[0-9a-f]{32}")
+_TENANT = re.compile(r"[0-9a-f]{32}")
 OUTPUT = "batch_output"
 # Small files count as this many bytes of a tenant's total: what a file and its metadata take on a
 # disk. Otherwise empty files would fill it.
@@ -53,8 +54,9 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch and its caller. `errors` say why its file was refused; results so far are in its
-    output and error files. Times are seconds since the epoch."""
+    """One batch and its caller. `errors` say why its file was refused, or which line became
+    invalid later; results so far are in its output and error files. Times are seconds since the
+    epoch."""
 
     id: str
     endpoint: str
@@ -142,7 +144,7 @@ class TenantFolder:
     def size(self) -> int:
         """Total bytes of all files, including those being written."""
         files = (self.path / "files").glob("*.jsonl")
-        return sum(max(LEAST_BYTES, f.stat().st_size) for f in files)
+        return sum(max(LEAST_BYTES, f.stat().st_size) for f in files if _ID.fullmatch(f.stem))
 
     # Batches
 
@@ -177,7 +179,7 @@ class TenantFolder:
     def open_ids(self) -> list[str]:
         try:
             names = sorted(os.listdir(self.path / "open"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return [name for name in names if _ID.fullmatch(name)]
 
@@ -228,16 +230,19 @@ class TenantFolder:
 
     def _facts(self, part: str) -> Iterator[dict[str, Any]]:
         for path in (self.path / part).glob("*.json"):
-            if (found := _read(path)) is not None:
+            # Other programs leave files too, such as the `._*.json` that macOS writes to a share.
+            if _ID.fullmatch(path.stem) and (found := _read(path)) is not None:
                 yield found
 
 
 def tenants(root: Path) -> list[TenantFolder]:
-    """The folders of all tenants that ever stored a file."""
+    """The folders of all tenants that ever stored a file; other files and folders are ignored."""
     try:
-        return [TenantFolder(root, name) for name in sorted(os.listdir(root))]
+        with os.scandir(root) as found:
+            names = sorted(e.name for e in found if _TENANT.fullmatch(e.name) and e.is_dir())
     except FileNotFoundError:
         return []
+    return [TenantFolder(root, name) for name in names]
 
 
 def copy_bounded(source: BinaryIO, to: Path, most: int) -> int:

@@ -27,6 +27,11 @@ class LineError(ValueError):
     """A line is invalid."""
 
 
+def file_errors(problem: str) -> tuple[dict[str, Any], ...]:
+    """The `errors` of a batch whose file is invalid, in OpenAI's form."""
+    return ({"code": "invalid_file", "message": problem, "param": None, "line": None},)
+
+
 def lines_of(path: Path, endpoint: str, max_line_bytes: int) -> Iterator[tuple[int, Line]]:
     """The non-empty lines with their numbers from 1; raise `LineError` at an invalid one."""
     with path.open("rb") as file:

@@ -22,11 +22,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cato.core.tenancy import Role
 from cato.serve.access.caller import Caller
 from cato.serve.batches.folder import OUTPUT, Batch, BatchRoom, TenantFolder, tenants
-from cato.serve.batches.lines import Line, LineError, done_in, lines_of
+from cato.serve.batches.lines import Line, LineError, done_in, file_errors, lines_of
 
 log = logging.getLogger("cato.batches")
 
 LOOK_S = 1.0
+# Pause before a batch whose files could not be read or written runs again.
+RESTART_S = 10.0
 SWEEP_S = 3600.0
 # A full pool, an exhausted quota, a starting server: the line waits until the batch expires. Other
 # server errors are retried a few times.
@@ -92,16 +94,23 @@ class BatchRunner:
     async def look(self) -> None:
         """Start open batches that no runner runs."""
         now_s = time.time()
+        is_sweeping = now_s - self._swept_at_s > SWEEP_S
         for folder in await asyncio.to_thread(tenants, self._room.root):
-            for id in folder.open_ids():
-                if id not in self._running and not self._is_paused():
-                    task = asyncio.get_running_loop().create_task(self._run(folder, id))
-                    self._running[id] = task
-                    task.add_done_callback(lambda t, id=id: self._ended(id, t))  # type: ignore[misc]
-            if now_s - self._swept_at_s > SWEEP_S:
-                await asyncio.to_thread(folder.sweep, now_s - self._room.limits.keep_s)
-        if now_s - self._swept_at_s > SWEEP_S:
+            try:
+                self._start(folder)
+                if is_sweeping:
+                    await asyncio.to_thread(folder.sweep, now_s - self._room.limits.keep_s)
+            except (OSError, ValueError):  # one tenant's folder must not stop the others
+                log.exception("batches in %s cannot be read; trying again", folder.path)
+        if is_sweeping:
             self._swept_at_s = now_s
+
+    def _start(self, folder: TenantFolder) -> None:
+        for id in folder.open_ids():
+            if id not in self._running and not self._is_paused():
+                task = asyncio.get_running_loop().create_task(self._run(folder, id))
+                self._running[id] = task
+                task.add_done_callback(lambda _, id=id: self._running.pop(id, None))  # type: ignore[misc]
 
     async def close(self) -> None:
         """Stop; other runners or a later start continue the batches."""
@@ -109,12 +118,15 @@ class BatchRunner:
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    def _ended(self, id: str, task: asyncio.Task[None]) -> None:
-        self._running.pop(id, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("batch %s failed; it is started again", id, exc_info=error)
-
     async def _run(self, folder: TenantFolder, id: str) -> None:
+        """Run a batch that no other runner runs. After a failure, `look` starts it again."""
+        try:
+            await self._run_once(folder, id)
+        except Exception:
+            log.exception("batch %s failed; it is started again in %g s", id, RESTART_S)
+            await asyncio.sleep(RESTART_S)
+
+    async def _run_once(self, folder: TenantFolder, id: str) -> None:
         with ExitStack() as held:
             if not held.enter_context(folder.running(id)):
                 return
@@ -126,18 +138,27 @@ class BatchRunner:
             await self._run_lines(run)
 
     async def _run_lines(self, run: _BatchRun) -> None:
+        """Run the batch's lines. An unreadable file ends it only after the lines in progress:
+        their results are kept."""
         lines = run.lines(self._max_line_bytes)
+        unreadable: OSError | LineError | None = None
         asked: set[asyncio.Task[None]] = set()
         try:
             while run.why_over() == "" and not self._is_paused():
-                while len(asked) < self._room.at_once:
-                    line = await asyncio.to_thread(next, lines, None)
+                while len(asked) < self._room.at_once and unreadable is None:
+                    try:
+                        line = await asyncio.to_thread(next, lines, None)
+                    except (OSError, LineError) as error:
+                        unreadable = error
+                        break
                     if line is None:
                         break
                     task = asyncio.get_running_loop().create_task(self._line(run, line))
                     asked.add(task)
                 if not asked:
-                    run.end("completed")
+                    if isinstance(unreadable, OSError):
+                        raise unreadable  # the folder may come back
+                    run.end("completed" if unreadable is None else "failed", unreadable)
                     return
                 done, asked = await asyncio.wait(
                     asked, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
@@ -153,7 +174,7 @@ class BatchRunner:
             run.end(why)
 
     async def _line(self, run: _BatchRun, line: Line) -> None:
-        tries = 0
+        failures = waits = 0
         while True:
             async with self._places:
                 caller = self._rights(run.caller)
@@ -161,12 +182,13 @@ class BatchRunner:
                     answer = Answer(error=REVOKED)
                 else:
                     answer = await self._answer(run, line, caller)
-            tries += 1
+            failures += answer.status in RETRIED
             is_final = answer.error or answer.status not in WAITS | RETRIED
-            if is_final or (answer.status in RETRIED and tries >= MAX_TRIES):
+            if is_final or failures >= MAX_TRIES:
                 run.write(line, answer)
                 return
-            await asyncio.sleep(min(MAX_WAIT_S, MIN_WAIT_S * 2 ** min(tries, 10)))
+            waits += 1
+            await asyncio.sleep(min(MAX_WAIT_S, MIN_WAIT_S * 2 ** min(waits, 10)))
 
     async def _answer(self, run: _BatchRun, line: Line, caller: Caller) -> Answer:
         """The answer to a line; a line on which CATO fails must not stop the others."""
@@ -196,6 +218,7 @@ class BatchRunner:
             answered = response.json()
         except ValueError:
             answered = response.text
+        _add_problem(answered, response.headers.get("x-cato-problem", ""))
         return Answer(response.status_code, answered, request_id)
 
 
@@ -227,14 +250,12 @@ class _BatchRun:
         return self.batch.output_file_id, self.batch.error_file_id
 
     def lines(self, max_line_bytes: int) -> Iterator[Line]:
-        """The lines without a result."""
+        """The lines without a result; raises `OSError`, or `LineError` if the file was changed
+        since the batch was created."""
         path = self._folder.content(self.batch.input_file_id)
-        try:
-            for _, line in lines_of(path, self.batch.endpoint, max_line_bytes):
-                if line.custom_id not in self._done:
-                    yield line
-        except (OSError, LineError) as error:  # it was valid when the batch was created
-            log.error("batch %s: its file cannot be read any more: %s", self.batch.id, error)
+        for _, line in lines_of(path, self.batch.endpoint, max_line_bytes):
+            if line.custom_id not in self._done:
+                yield line
 
     def why_over(self) -> str:
         """The final status if the batch must end before its last line; else empty."""
@@ -273,7 +294,10 @@ class _BatchRun:
             self._kept_at_s = time.monotonic()
             self._folder.write(self.batch)
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, problem: LineError | None = None) -> None:
+        if problem is not None:
+            log.error("batch %s: its file is not valid any more: %s", self.batch.id, problem)
+            self.batch = replace(self.batch, errors=file_errors(str(problem)))
         self.close()
         for id, kind, count in zip(
             self._result_ids,
@@ -291,6 +315,13 @@ class _BatchRun:
         for file in (self._out, self._errors):
             if file is not None:
                 file.close()
+
+
+def _add_problem(answered: object, problem: str) -> None:
+    """Add the response's header X-CATO-Problem to an error's message: results have no headers."""
+    match answered:
+        case {"error": {"message": str(message)} as error} if problem:
+            error["message"] = f"{message} X-CATO-Problem: {problem}"
 
 
 def _caller(batch: Batch) -> Caller:

@@ -417,10 +417,79 @@ async def test_an_order_for_a_batch_is_checked(
     assert answer.status_code == status, answer.text
 
 
+async def test_what_is_not_there_is_the_clients_error_and_named(tmp_path: Path) -> None:
+    order = {
+        "input_file_id": "file-0", "endpoint": "/v1/completions", "completion_window": "24h",
+    }  # fmt: skip
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=a_room(tmp_path)) as kit,
+        kit.http() as http,
+    ):
+        answers = [
+            await http.get("/v1/files/file-0"),
+            await http.post("/v1/batches", json=order),
+            await http.get("/v1/batches/batch-0"),
+        ]
+    errors = [a.json()["error"] for a in answers]
+    assert [a.status_code for a in answers] == [404] * 3
+    assert [(e["type"], e["code"], e["param"]) for e in errors] == [
+        ("invalid_request_error", "file_not_found", "file_id"),
+        ("invalid_request_error", "file_not_found", "input_file_id"),
+        ("invalid_request_error", "batch_not_found", "batch_id"),
+    ]
+
+
+async def test_openais_sdk_pages_through_lists(tmp_path: Path) -> None:
+    room = a_room(tmp_path)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+        kit.server() as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        order = [(await begun(http, b"{"))["id"] for _ in range(5)]
+        files = [f.id async for f in sdk.files.list()]
+        page = await sdk.files.list(limit=2)
+        assert (page.has_more, [f.id for f in page.data]) == (True, files[:2])
+        rest = await page.get_next_page()
+        assert [f.id for f in rest.data] == files[2:4]
+        assert not (await rest.get_next_page()).has_more
+        assert [f.id async for f in sdk.files.list(limit=2)] == files
+        assert [f.id async for f in sdk.files.list(limit=2, order="asc")] == files[::-1]
+        assert [f async for f in sdk.files.list(purpose="batch_output")] == []
+        assert [f.id async for f in sdk.files.list(purpose="batch")] == files
+        assert {b.id async for b in sdk.batches.list(limit=2)} == {*order}
+        batches = (await http.get("/v1/batches?limit=2")).json()
+    assert batches["has_more"] is True
+    assert [batches["first_id"], batches["last_id"]] == [b["id"] for b in batches["data"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("files?limit=0", "limit"),
+        ("files?limit=10001", "limit"),
+        ("files?limit=x", "limit"),
+        ("files?order=up", "order"),
+        ("files?after=file-0", "after"),
+        ("batches?limit=101", "limit"),
+        ("batches?after=batch-0", "after"),
+    ],
+)
+async def test_a_wrong_page_is_refused_by_parameter(tmp_path: Path, query: str, param: str) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=a_room(tmp_path)) as kit,
+        kit.http() as http,
+    ):
+        answer = await http.get(f"/v1/{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 async def test_a_deployment_without_batches_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
         answers = [await uploaded(http, b"x"), await http.get("/v1/batches")]
     assert [a.json()["error"]["code"] for a in answers] == ["batches_off"] * 2
+    assert {a.json()["error"]["type"] for a in answers} == {"invalid_request_error"}
     assert [a.status_code for a in answers] == [404] * 2
 
 
@@ -497,6 +566,27 @@ async def test_a_line_that_is_no_clean_json_has_a_result_like_any_other(tmp_path
     assert {"f0", "f1", "f2", "f3"} <= done.keys()
 
 
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/messages"])
+async def test_the_error_file_has_the_problem_that_a_header_tells(
+    tmp_path: Path, endpoint: str
+) -> None:
+    room = a_room(tmp_path)
+    said = [{"role": "user", "content": "x"}]
+    line = a_line("bad", temperature=-1, messages=said) | {"url": endpoint}
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+        at_work(a_runner(kit, room)),
+    ):
+        ended = await over(http, (await begun(http, jsonl(line), endpoint=endpoint))["id"])
+        bad = await results(http, ended["error_file_id"])
+        direct = await http.post(endpoint, json=line["body"])
+    message = bad["bad"]["response"]["body"]["error"]["message"]
+    problem = direct.headers["X-CATO-Problem"]
+    assert "-1" in problem
+    assert message == f"{direct.json()['error']['message']} X-CATO-Problem: {problem}"
+
+
 async def test_a_line_on_which_the_runner_fails_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +608,26 @@ async def test_a_line_on_which_the_runner_fails_does_not_stop_the_others(
         batch = await begun(http, jsonl(a_line("bad"), a_line("f0"), a_line("f1")))
         counts = (await over(http, batch["id"]))["request_counts"]
     assert counts == {"total": 3, "completed": 2, "failed": 1}
+
+
+async def test_a_file_that_was_changed_fails_the_batch_with_the_line(tmp_path: Path) -> None:
+    room = a_room(tmp_path)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+    ):
+        lines = [a_line("one"), a_line("two"), a_line("three")]
+        batch = await begun(http, jsonl(*lines))
+        content = TenantFolder.of(room.root, "").content(batch["input_file_id"])
+        content.write_bytes(jsonl(*lines[:2]) + b"{")
+        async with at_work(a_runner(kit, room)):
+            ended = await over(http, batch["id"])
+        done = await results(http, ended["output_file_id"])
+    assert (ended["status"], ended["completed_at"]) == ("failed", None)
+    assert ended["failed_at"] >= batch["created_at"]
+    assert ended["errors"]["data"][0]["message"] == "line 3: not valid JSON"
+    assert ended["request_counts"] == {"total": 3, "completed": 2, "failed": 0}
+    assert done.keys() == {"one", "two"}
 
 
 async def test_limits_hold_for_requests_that_come_at_once(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from cato.core.errors import AccessError
 from cato.core.sign_in import person_of
 from cato.core.tenancy import Access, KeyHistory, Role
 from cato.serve.access.control import AccessControl
+from cato.serve.access.provider import HttpProblem
 from cato.serve.access.sign_in import (
     ASK_AGAIN_S,
     EXPIRED,
@@ -232,6 +235,87 @@ async def test_known_keys_stay_in_use_for_a_day_without_the_provider() -> None:
     assert await refusal(sign_in, token) == "sign_in_unavailable"
     provider.is_up = True
     provider.clock_s += ASK_AGAIN_S
+    await sign_in.person(token)
+
+
+class SlowProvider(Provider):
+    """Does not answer before `answers` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def ask(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
+        is_up = self.is_up
+        await self.answers.wait()
+        if not is_up:
+            self.asked.append(url)
+            raise HttpProblem("down")
+        return await super().ask(url, form)
+
+
+async def test_after_a_failure_no_request_waits_for_the_provider() -> None:
+    provider = SlowProvider()
+    sign_in, token = provider.sign_in(), provider.token()
+    await sign_in.person(token)
+    provider.is_up = False
+    provider.clock_s += 2 * KEYS_AGE_S + 1
+    await sign_in.person(token)  # waits for the first failure
+    provider.clock_s += ASK_AGAIN_S
+    provider.answers.clear()
+    asked = len(provider.asked)
+    async with asyncio.timeout(10):
+        for i in range(5):
+            await sign_in.person(token)
+            await sign_in.person(provider.token(sub=f"u-{i}"))
+    provider.answers.set()
+    assert sign_in._refresher is not None
+    await sign_in._refresher
+    assert len(provider.asked) == asked + 1, "one request tries for all"
+
+
+async def test_after_a_failure_the_keys_are_refreshed_in_the_background() -> None:
+    provider = SlowProvider()
+    sign_in, token = provider.sign_in(), provider.token()
+    await sign_in.person(token)
+    provider.is_up = False
+    provider.clock_s += 2 * KEYS_AGE_S + 1
+    await sign_in.person(token)
+    provider.is_up = True
+    provider.add_key("k2")
+    del provider.keys["k1"]
+    provider.clock_s += ASK_AGAIN_S
+    await sign_in.person(token)
+    assert sign_in._refresher is not None
+    await sign_in._refresher
+    assert await refusal(sign_in, token) == "invalid_token"
+
+
+async def test_a_failure_a_while_ago_does_not_keep_a_request_from_waiting() -> None:
+    provider = Provider()
+    sign_in, token = provider.sign_in(), provider.token()
+    await sign_in.person(token)
+    provider.is_up = False
+    provider.clock_s += 2 * KEYS_AGE_S + 1
+    await sign_in.person(token)
+    provider.is_up = True
+    provider.add_key("k2")
+    del provider.keys["k1"]
+    provider.clock_s += KEYS_AGE_S + 1
+    assert await refusal(sign_in, token) == "invalid_token"
+
+
+async def test_a_defect_in_the_background_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    provider = Provider()
+    sign_in, token = provider.sign_in(), provider.token()
+    await sign_in.person(token)
+    provider.keys["k1"] = None
+    provider.clock_s += KEYS_AGE_S + 1
+    await sign_in.person(token)
+    assert sign_in._refresher is not None
+    await sign_in._refresher
+    assert "cannot be read" in caplog.text
     await sign_in.person(token)
 
 

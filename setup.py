@@ -18,7 +18,7 @@ class WithShippedFiles(build_py):
         for folder in FOLDERS:
             target = Path(self.build_lib) / "cato" / "shipped" / folder
             shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 setup(cmdclass={"build_py": WithShippedFiles})

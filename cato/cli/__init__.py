@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Any
+from inspect import cleandoc
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -47,7 +51,15 @@ def command_of_verb(verb: str) -> Any:
         app.command()(getattr(module, verb))
     command = command_of(app)
     command.name = verb
+    _join_lines(command)
     return command
+
+
+def _join_lines(command: Any) -> None:
+    """Let the terminal break the lines of help texts; it would keep those of the docstrings."""
+    for one in (command, *getattr(command, "commands", {}).values()):
+        paragraphs = cleandoc(one.help or "").split("\n\n")
+        one.help = "\n\n".join(" ".join(p.split()) for p in paragraphs)
 
 
 class _LazyVerbs(TyperGroup):
@@ -87,9 +99,27 @@ def _cato(
 
 
 def main() -> None:
-    """Run the command line; a wrong file or setting ends it with its problems and code 2."""
+    """Run the command line. A wrong file or setting ends it with its problems and code 2; a file or
+    output that cannot be used ends it with one line and code 1."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        _end(error)
+
+
+def _end(error: OSError) -> NoReturn:
+    with suppress(OSError):
+        if error.errno != errno.EPIPE:  # nobody reads the output any more: `cato keys list | head`
+            print(error, file=sys.stderr, flush=True)
+    # The interpreter flushes both once more at its end, and would report the error again.
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(null, stream.fileno())
+    sys.exit(1)

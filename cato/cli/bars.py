@@ -17,6 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from cato.core.words import counted
+
 # Progress of a command that does not run in a terminal.
 LINE_EVERY_S = 60.0
 
@@ -55,8 +57,8 @@ class Counting(Progress):
         self._told_s = now_s
         task = self._tasks[task_id]
         steps = "" if task.total is None else f": {task.completed:g} of {task.total:g}"
-        minutes = (now_s - self._began_s) / 60
-        typer.echo(f"{task.description}{steps}, after {minutes:.0f} minutes", err=True)
+        minutes = counted(round((now_s - self._began_s) / 60), "minute")
+        typer.echo(f"{task.description}{steps}, after {minutes}", err=True)
 
 
 def waiting() -> Progress:

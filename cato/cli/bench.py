@@ -18,7 +18,6 @@ from cato.cli.bench_accelerator import accelerator
 from cato.cli.bench_live import live
 from cato.cli.client import ends_on
 from cato.cli.measuring import (
-    JsonFile,
     command_line,
     console,
     live_facts,
@@ -27,7 +26,8 @@ from cato.cli.measuring import (
     vllm_version,
     write,
 )
-from cato.cli.simulation import targets_table
+from cato.cli.outputs import JsonFile
+from cato.cli.simulation import print_whole, targets_table
 from cato.core.errors import CatoError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -156,7 +156,7 @@ def core(
             )
     console.print(bench.tables(report, queued))
     if report.targets:
-        console.print(targets_table(report.targets))
+        print_whole(console, targets_table(report.targets))
     if json_file is not None:
         facts = {
             "command": command_line(),

@@ -7,14 +7,28 @@ from typing import Annotated
 
 import typer
 
+from cato.cli.client import fail
 from cato.cli.measuring import command_line, console, live_facts, measuring, shown, vllm_version
+from cato.cli.outputs import writable_folder
+
+
+def _in_writable_folder(path: Path) -> Path:
+    """Callback of an option; the run makes the folder."""
+    writable_folder(path.parent)
+    return path
+
+
+Report = Annotated[
+    Path,
+    typer.Option(
+        "--json", help="The report, written after every step.", callback=_in_writable_folder
+    ),
+]
 
 
 def accelerator(
     files: Annotated[list[str], typer.Argument(help="Deployment files with vLLM engines.")],
-    json_file: Annotated[
-        Path, typer.Option("--json", help="The report, written after every step.")
-    ] = Path("accelerator.json"),
+    json_file: Report = Path("accelerator.json"),
     only: Annotated[str, typer.Option(help="Letters of the items to measure, such as a,c.")] = "",
     budget: Annotated[
         float | None,
@@ -44,7 +58,7 @@ def accelerator(
     with measuring() as folder:
         from cato.lab.accelerator.plan import letters_of
         from cato.lab.accelerator.report import tables
-        from cato.lab.accelerator.run import Accelerator, Settings
+        from cato.lab.accelerator.run import Accelerator, Settings, is_measured
 
         settings = Settings(
             tuple(files), json_file, letters_of(only), budget, quick, seed, models, profiles
@@ -58,6 +72,8 @@ def accelerator(
                 console.print(tables(found.report))
                 raise
     console.print(tables(report))
+    if not is_measured(report):
+        fail("nothing could be measured here; the table has the reason for each item")
     console.print(f"Wrote {json_file}.", highlight=False, markup=False)
     if any(step["status"] == "failed" for step in report["steps"]):
         raise typer.Exit(1)

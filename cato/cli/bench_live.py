@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cato.cli.measuring import JsonFile, command_line, console, live_facts, measuring, shown, write
+from cato.cli.measuring import command_line, console, live_facts, measuring, shown, write
+from cato.cli.outputs import JsonFile, Plots, write_plots
 from cato.cli.simulation import SEEDS_HELP, seeds_of
 from cato.core.errors import InputError
 
@@ -85,7 +87,7 @@ def live(
         Path | None, typer.Option(help="Write its workflows and profiles to this folder and exit.")
     ] = None,
     json_file: JsonFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Write plots to this folder.")] = None,
+    plot: Plots = None,
 ) -> None:
     """Run a simulator experiment on live engines: Ray, HTTP and the same tasks.
 
@@ -169,5 +171,5 @@ def _show_live(report: dict[str, Any], json_file: Path | None, plot: Path | None
 
     console.print(tables(report))
     write(json_file, report)
-    for path in pictures(report, plot) if plot is not None else ():
-        console.print(f"Wrote {path}.", highlight=False, markup=False)
+    if plot is not None:
+        write_plots(console, plot, partial(pictures, report))

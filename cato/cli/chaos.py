@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cato.cli.measuring import set_environment
+from cato.cli.outputs import writable_file, write_text
 from cato.config.paths import resolve
 from cato.core.errors import CatoError, InputError
 from cato.lab.chaos.drill import Drill
@@ -40,7 +41,8 @@ def chaos(
         typer.Option(min=0.0, help="Most memory growth per process, in MB an hour; long drills."),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the report to this file.")
+        Path | None,
+        typer.Option("--json", help="Also write the report to this file.", callback=writable_file),
     ] = None,
 ) -> None:
     """Kill, pause and starve parts of a test application; check every answer to the last token.
@@ -63,9 +65,9 @@ def chaos(
     grown = _grown(report, growth)
     report["grown"] = grown
     report["passed"] = report["passed"] and not grown
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
     _show(report)
+    if json_file is not None:
+        write_text(console, json_file, json.dumps(report, indent=1) + "\n")
     raise typer.Exit(0 if report["passed"] else 1)
 
 

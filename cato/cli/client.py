@@ -75,6 +75,8 @@ def _served() -> str:
 def _key_header() -> dict[str, str]:
     """The API key from the environment: an option would show it in the process list."""
     key = os.environ.get(KEY_VARIABLE)
+    if key and not (key.isascii() and key.isprintable()):  # a header cannot hold it
+        fail(f"{KEY_VARIABLE} is not an API key: it has a character that no key has")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+import socket
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -12,6 +13,8 @@ from cato.config.places import run_dir
 from cato.serve.served import Served, running
 
 AUTO = "auto"
+# Ray itself tries for minutes, and its log covers the terminal.
+CONNECT_TIMEOUT_S = 3.0
 Address = Annotated[
     str,
     typer.Option(
@@ -36,16 +39,36 @@ def connect(address: str) -> str:
     if served is not None and served.address:
         address = served.address
         os.environ.setdefault("RAY_AUTH_MODE", served.auth_mode)
+    asked = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
+    if why_not := _why_unreachable(asked):
+        _fail(asked, why_not)
     import ray
 
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError) as error:
-        Console(soft_wrap=True).print(
-            f"No Ray cluster at {address!r}: {error}\n"
-            "Start one with `cato serve` or `ray start --head`, or pass --address.",
-            style="red",
-            markup=False,
-        )
-        raise typer.Exit(1) from error
+        _fail(address, str(error))
     return str(ray.get_runtime_context().gcs_address)
+
+
+def _why_unreachable(address: str) -> str:
+    """Why nothing answers at an address such as HOST:PORT; empty if something does, and for other
+    kinds of addresses."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdecimal()):
+        return ""
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        return str(error)
+    return ""
+
+
+def _fail(address: str, why: str) -> NoReturn:
+    Console(soft_wrap=True).print(
+        f"No Ray cluster at {address!r}: {why}\n"
+        "Start one with `cato serve` or `ray start --head`, or pass --address.",
+        style="red",
+        markup=False,
+    )
+    raise typer.Exit(1)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cato.cli.client import Url, answer, client, fail
+from cato.core.words import counted
 
 # Leaves room for the other columns in an 80-column terminal.
 BAR_CHARS = 20
@@ -39,6 +40,8 @@ def explain(
     With a session's name, which is in the receipts of its turns, or with --session: the turns of
     that session that are still stored.
     """
+    if not id.strip():
+        raise typer.BadParameter("give the x-request-id of an answer, or the name of a session")
     with client(url) as http:
         found = http.get(f"/v1/requests/{quote(id, safe='')}")
         if found.is_success and not session:
@@ -67,7 +70,7 @@ def rendered_session(turns: list[dict[str, Any]]) -> Group:
     if parent := turns[-1]["parent"]:
         text.append(f", started by {parent}", style="not bold")
     hits = f", {100 * cached / prompt:.1f} % of {prompt:,} prompt tokens cached" if prompt else ""
-    text.append(f"\n{len(turns)} turns stored{hits}", style="not bold")
+    text.append(f"\n{counted(len(turns), 'turn')} stored{hits}", style="not bold")
     slack_s = turns[-1]["session_slack_s"]
     if slack_s is not None:
         word = "to spare" if slack_s >= 0 else "too late"
@@ -205,7 +208,7 @@ def _reasons(receipt: dict[str, Any]) -> list[Text]:
 def _predicted(llm: dict[str, Any]) -> str:
     """A call's measured times beside the predicted ones."""
     bound = llm["length_bound_tokens"]
-    tokens = f"{llm['output_tokens']} tokens"
+    tokens = counted(llm["output_tokens"], "token")
     if bound:
         tokens += f" (at most {bound} nine times in ten)"
     return (
@@ -218,7 +221,7 @@ def _totals(receipt: dict[str, Any]) -> Text:
     return Text(
         f"end to end {_ms(receipt['e2e_s'])} ms, including {_ms(receipt['queue_s'])} queueing and "
         f"{_ms(receipt['overhead_s'])} CATO overhead; first token {_ms(receipt['ttft_s'])}, "
-        f"per token {_ms(receipt['tpot_s'])}; {receipt['output_tokens']} tokens"
+        f"per token {_ms(receipt['tpot_s'])}; {counted(receipt['output_tokens'], 'token')}"
     )
 
 

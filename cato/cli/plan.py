@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from cato.cli.client import ends_on
-from cato.cli.simulation import SEEDS_HELP, a_table, kind_of, seeds_of
+from cato.cli.outputs import writable_file, writable_folder, write_plots, write_text
+from cato.cli.simulation import (
+    SEEDS_HELP,
+    a_table,
+    check_scheduler,
+    kind_of,
+    print_whole,
+    scenario_of,
+    seeds_of,
+)
 from cato.core.errors import CatoError
+from cato.core.words import counted
 
 if TYPE_CHECKING:
     from cato.sim.plan import Counts, Plan, Trial
@@ -25,6 +37,22 @@ if TYPE_CHECKING:
 Attainment = Annotated[
     str,
     typer.Option("--target", "--attainment", help="Share of the tasks that must meet their SLOs."),
+]
+
+Tried = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", help="Write every fleet that was tried to this file.", callback=writable_file
+    ),
+]
+Plot = Annotated[
+    Path | None, typer.Option(help="Write a plot to this folder.", callback=writable_folder)
+]
+Speed = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001, help="With --traffic: replay it this many times as fast.", show_default="1"
+    ),
 ]
 
 
@@ -50,9 +78,7 @@ def plan(
             "replica; repeat for each kind."
         ),
     ] = None,
-    speed: Annotated[
-        float, typer.Option(min=0.001, help="With --traffic: replay it this many times as fast.")
-    ] = 1.0,
+    speed: Speed = None,
     attainment: Attainment = "95%",
     scheduler: Annotated[
         str | None, typer.Option(help="The scheduler to plan for.", show_default="the scenario's")
@@ -63,10 +89,8 @@ def plan(
     seeds: Annotated[
         str | None, typer.Option(help=SEEDS_HELP, show_default="the scenario's")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every fleet that was tried to this file.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot to this folder.")] = None,
+    json_file: Tried = None,
+    plot: Plot = None,
 ) -> None:
     """Find, by simulation, the fewest replicas that reach the target attainment.
 
@@ -76,15 +100,14 @@ def plan(
     seeds. A scenario is also planned for ray-serve, plain Ray Serve's routing. Exit code 1 when no
     number within the bounds is enough.
     """
-    from cato.sim.scenario_file import example_text, load_scenario
+    from cato.sim.scenario_file import example_text
     from cato.sim.scenario_runs import SCHEDULERS
 
     if example:
         print(example_text(), end="")
         return
-    if scheduler is not None and scheduler not in SCHEDULERS:
-        known = ", ".join(SCHEDULERS)
-        raise typer.BadParameter(f"no scheduler named {scheduler!r}; known: {known}")
+    if scheduler is not None:
+        check_scheduler(scheduler, SCHEDULERS)
     goal = _share(attainment)
     if sum(source is not None for source in (scenario, traffic, agents)) != 1:
         raise typer.BadParameter(
@@ -94,17 +117,27 @@ def plan(
     if agents is not None:
         from cato.cli.plan_agents import plan_agents
 
+        _refuse("--agents", speed=speed, max_replicas=max_replicas, plot=plot)
         plan_agents(agents, profile or [], goal, scheduler, seeds, json_file)
         return
     if traffic is not None:
         _plan_cards(
-            traffic, profile or [], goal, speed, scheduler, max_replicas, seeds, json_file, plot
-        )
+            traffic, profile or [], goal, speed or 1.0, scheduler, max_replicas, seeds, json_file,
+            plot,
+        )  # fmt: skip
         return
     assert scenario is not None, "one of the three was given"
+    _refuse("a scenario", profile=profile, speed=speed)
     with ends_on(CatoError, OSError):
-        asked = _with_options(load_scenario(scenario), scheduler, max_replicas, seeds)
+        asked = _with_options(scenario_of(scenario), scheduler, max_replicas, seeds)
     _plan_scenario(asked, goal, json_file, plot)
+
+
+def _refuse(source: str, **options: object) -> None:
+    """Refuse options that a plan for `source` would not read."""
+    for name, value in options.items():
+        if value:
+            raise typer.BadParameter(f"{source} takes no --{name.replace('_', '-')}")
 
 
 def _plan_scenario(asked: Scenario, goal: float, json_file: Path | None, plot: Path | None) -> None:
@@ -124,16 +157,15 @@ def _plan_scenario(asked: Scenario, goal: float, json_file: Path | None, plot: P
             planner = planning.Planner.of(asked, goal, watch)
             plans = [planner.plan(s) for s in dict.fromkeys((asked.scheduler, BASELINE))]
         report = planning.report_of(asked, goal, plans)
-        if json_file is not None:
-            json_file.write_text(report.to_json(), encoding="utf-8")
-        pictures = plot_plans(report, plot) if plot is not None else ()
     for found in plans:
-        console.print(_table(asked, found))
+        print_whole(console, _table(asked, found))
     for found in plans:
         console.print(_answer(asked, goal, found), highlight=False, markup=False)
     console.print("Simulated: no engine ran.", style="yellow")
-    for path in (*((json_file,) if json_file else ()), *pictures):
-        console.print(f"Wrote {path}.", highlight=False, markup=False)
+    if json_file is not None:
+        write_text(console, json_file, report.to_json())
+    if plot is not None:
+        write_plots(console, plot, partial(plot_plans, report))
     if plans[0].found is None:
         raise typer.Exit(1)
 
@@ -164,50 +196,48 @@ def _plan_cards(
     if not profiles:
         raise typer.BadParameter("--traffic needs at least one --profile, such as demo-coder@cpu")
     console, found = Console(markup=False), []
-    with ends_on(CatoError, OSError):
-        with Console(stderr=True).status("") as status:
-            for text in profiles:
-                name, cards = kind_of(text)
-                asked = _with_options(
-                    trace_scenario(traffic, name, speed=speed), scheduler, max_replicas, seeds
-                )
+    with ends_on(CatoError, OSError), Console(stderr=True).status("") as status:
+        for text in profiles:
+            name, cards = kind_of(text)
+            asked = _with_options(
+                trace_scenario(traffic, name, speed=speed), scheduler, max_replicas, seeds
+            )
 
-                def watch(
-                    scheduler: str, counts: Counts, seed: int, of: int, name: str = name
-                ) -> None:
-                    status.update(f"{name}: {counts[0]} replicas, seed {seed} of {of}")
+            def watch(scheduler: str, counts: Counts, seed: int, of: int, name: str = name) -> None:
+                replicas = counted(counts[0], "replica")
+                status.update(f"{name}: {replicas}, seed {seed} of {of}")
 
-                planner = planning.Planner.of(asked, goal, watch)
-                whole = planner.around(planner.plan(asked.scheduler), planning.CURVE_MARGIN)
-                found.append(CardPlan(name, cards, whole))
-        if json_file is not None:
-            answers = {
-                f.kind: None if f.plan.found is None else f.plan.found.replicas * f.cards
-                for f in found
-            }
-            curves = {
-                f.kind: sorted((t.replicas * f.cards, t.attainment) for t in f.plan.trials)
-                for f in found
-            }
-            value = {"goal": goal, "cards": answers, "attainment": curves, "simulated": True}
-            json_file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        picture = plot_cards(found, goal, traffic.stem, plot) if plot else None
+            planner = planning.Planner.of(asked, goal, watch)
+            whole = planner.around(planner.plan(asked.scheduler), planning.CURVE_MARGIN)
+            found.append(CardPlan(name, cards, whole))
     table = a_table(f"{traffic.name}, {speed:g} times as fast, for {100 * goal:g} %: simulated")
     table.add_column("profile")
     for heading in ("replicas", "cards", "attainment", "one replica fewer"):
         table.add_column(heading, justify="right")
     for f in found:
         table.add_row(f.kind, *_cards_row(f))
-    console.print(table)
+    print_whole(console, table)
     for f in found:
         if f.plan.found is None:
             console.print(f"{f.kind}: {f.plan.why_not}.", highlight=False, markup=False)
     console.print("Simulated: no engine ran.", style="yellow")
-    for path in (json_file, picture):
-        if path is not None:
-            console.print(f"Wrote {path}.", highlight=False, markup=False)
+    if json_file is not None:
+        write_text(console, json_file, _cards_json(goal, found))
+    if plot is not None:
+        write_plots(console, plot, lambda folder: [plot_cards(found, goal, traffic.stem, folder)])
     if any(f.plan.found is None for f in found):
         raise typer.Exit(1)
+
+
+def _cards_json(goal: float, found: Sequence[CardPlan]) -> str:
+    answers = {
+        f.kind: None if f.plan.found is None else f.plan.found.replicas * f.cards for f in found
+    }
+    curves = {
+        f.kind: sorted((t.replicas * f.cards, t.attainment) for t in f.plan.trials) for f in found
+    }
+    value = {"goal": goal, "cards": answers, "attainment": curves, "simulated": True}
+    return json.dumps(value, indent=1) + "\n"
 
 
 def _cards_row(found: CardPlan) -> tuple[str, str, str, str]:
@@ -267,7 +297,9 @@ def _answer(scenario: Scenario, goal: float, found: Plan) -> str:
         return (
             f"{found.scheduler}: no number of replicas reaches {100 * goal:g} %: {found.why_not}."
         )
+    replicas = counted(best.replicas, "replica")
+    verb = "reaches" if best.replicas == 1 else "reach"
     return (
-        f"{found.scheduler}: {best.replicas} replicas ({words(pools_of(scenario), best.counts)}) "
-        f"reach {100 * best.attainment:.1f} %, at least {100 * best.lower:.1f} %."
+        f"{found.scheduler}: {replicas} ({words(pools_of(scenario), best.counts)}) {verb} "
+        f"{100 * best.attainment:.1f} %, at least {100 * best.lower:.1f} %."
     )

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from cato.cli.client import ends_on
-from cato.cli.simulation import a_table, kind_of, progress_bar, seeds_of
+from cato.cli.outputs import write_text
+from cato.cli.simulation import a_table, kind_of, print_whole, progress_bar, seeds_of
 from cato.core.errors import CatoError
 
 if TYPE_CHECKING:
@@ -82,15 +83,14 @@ def plan_agents(
     for name, answer in answers.items():
         rate = "" if isnan(answer.turn_rate) else f"{answer.turn_rate:.2f}"
         table.add_row(name, answer.words, rate, answer.tried_words)
-    console.print(table)
+    print_whole(console, table)
     console.print(
         "Simulated: no engine ran. Engines have CATO's default limits for prompts.", style="yellow"
     )
     if json_file is not None:
         found = {name: asdict(a) for name, a in answers.items()}
         value = finite({"goal": goal, "agents": found, "simulated": True})
-        json_file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        console.print(f"Wrote {json_file}.", highlight=False, markup=False)
+        write_text(console, json_file, json.dumps(value, indent=1) + "\n")
     if any(a.is_none for a in answers.values()):
         raise typer.Exit(1)
 

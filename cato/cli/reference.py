@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,25 @@ def _command(name: str, command: Any) -> Iterator[str]:
         o for o in options if not {"--install-completion", "--show-completion"} & set(o.opts)
     ]
     if options:
-        yield "| option | |\n|---|---|"
+        yield "| option | default | |\n|---|---|---|"
         for option in options:
             names = ", ".join(f"`{n}`" for n in (*option.opts, *option.secondary_opts))
-            yield f"| {names} | {_cell(option.help or '')} |"
+            yield f"| {names} | {_default(option)} | {_cell(option.help or '')} |"
         yield ""
+
+
+def _default(option: TyperOption) -> str:
+    """As `--help` shows it; empty for a flag, and for an option that is not given by default."""
+    if option.required:
+        return "required"
+    if isinstance(option.show_default, str):
+        return _cell(option.show_default)
+    if option.is_flag:
+        return f"`{option.opts[0]}`" if option.default else ""
+    value = option.default.value if isinstance(option.default, Enum) else option.default
+    if isinstance(value, float):
+        value = f"{value:g}"
+    return "" if value in (None, "") else f"`{value}`"
 
 
 def _argument(argument: TyperArgument) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cato.cli.client import ends_on, fail
-from cato.cli.simulation import a_table
+from cato.cli.outputs import Plots, writable_file, write_plots, write_text
+from cato.cli.simulation import a_table, check_scheduler, print_whole
 from cato.core.errors import CatoError
 
 if TYPE_CHECKING:
@@ -38,9 +40,10 @@ def replay(
         bool, typer.Option("--check", help="Only replay the events and compare the decisions.")
     ] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all numbers to this file.")
+        Path | None,
+        typer.Option("--json", help="Write all numbers to this file.", callback=writable_file),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot to this folder.")] = None,
+    plot: Plots = None,
 ) -> None:
     """Simulate a recorded pool in virtual time under its own and other schedulers.
 
@@ -52,9 +55,11 @@ def replay(
     from cato.telemetry.event_log import read_log
 
     for name in scheduler or ():
-        if name not in scheduler_names():
-            known = ", ".join(scheduler_names())
-            raise typer.BadParameter(f"no scheduler named {name!r}; known: {known}")
+        check_scheduler(name, scheduler_names())
+    if check and (scheduler or json_file or plot):
+        raise typer.BadParameter("--check takes no --scheduler, --json or --plot")
+    if log.is_dir():
+        raise typer.BadParameter(_one_of(log))
     console = Console(markup=False)
     with ends_on(CatoError, OSError):
         recording = read_log(log)
@@ -66,11 +71,8 @@ def replay(
             console.print(f"All {steps} steps repeat the recorded commands.")
             return
         history, report = counterfactual.compare(recording, scheduler or ())
-        if json_file is not None:
-            json_file.write_text(report.to_json(), encoding="utf-8")
-        pictures = counterfactual.plot(report, plot) if plot is not None else ()
     left = sum(t.cancelled_at_s < float("inf") for t in history.tasks)
-    console.print(_table(report))
+    print_whole(console, _table(report))
     console.print(
         f"{len(history.tasks)} calls of pool {history.pool}, recorded under "
         f"{history.names.scheduler}; {left} cancelled or superseded by their clients are not "
@@ -79,8 +81,18 @@ def replay(
         highlight=False,
         markup=False,
     )
-    for path in (*((json_file,) if json_file else ()), *pictures):
-        console.print(f"Wrote {path}.", highlight=False, markup=False)
+    if json_file is not None:
+        write_text(console, json_file, report.to_json())
+    if plot is not None:
+        write_plots(console, plot, partial(counterfactual.plot, report))
+
+
+def _one_of(folder: Path) -> str:
+    """Why a folder cannot be replayed, with its newest log as the one to try."""
+    logs = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return f"{folder} is a folder without logs (*.jsonl)"
+    return f"{folder} is a folder; name one of its logs, such as {logs[-1]}"
 
 
 def _table(report: Report) -> Table:

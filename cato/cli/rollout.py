@@ -18,16 +18,18 @@ from cato.cli.simulation import a_table
 from cato.core.rollout_rule import RolloutRule
 
 app = typer.Typer(
-    no_args_is_help=True, help="Give a new version of a model a growing share of its sessions."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Give a new version of a model a growing share of its sessions.",
 )
 
 PATH = "/v1/admin/rollouts"
 DEFAULT = RolloutRule()
+MAX_HOLD_S = 30 * 86_400.0  # as in `cato.serve.ingress.rollouts`
 PHASES = {"promoted": "green", "rolled-back": "red"}
 
 Json = dict[str, Any]
 Name = Annotated[str, typer.Argument(help="The name that clients use.")]
-Fraction = Annotated[float, typer.Option(min=0.0, max=1.0)]
 
 
 @app.command()
@@ -38,8 +40,11 @@ def start(
     share: Annotated[
         list[float] | None,
         typer.Option(
-            help="The canary's share of the sessions in one step; repeat for each step. Default: "
-            f"{' and '.join(f'{s:g}' for s in DEFAULT.shares)}. After the last step it gets all."
+            min=0.0,
+            max=1.0,
+            help="The canary's share of the sessions in one step, as a fraction; repeat for each "
+            f"step. Default: {' and '.join(f'{s:g}' for s in DEFAULT.shares)}. After the last step "
+            "it gets all.",
         ),
     ] = None,
     shadow: Annotated[
@@ -58,16 +63,41 @@ def start(
         int, typer.Option(min=1, help="Most calls of the canary in a step.")
     ] = DEFAULT.max_calls,
     hold: Annotated[
-        float, typer.Option(min=0.0, help="Shortest step, in seconds.")
+        float, typer.Option(min=0.0, max=MAX_HOLD_S, help="Shortest step, in seconds.")
     ] = DEFAULT.hold_s,
     min_shown: Annotated[
         int,
         typer.Option(min=1, help="Shown completions of each model before acceptance is compared."),
     ] = DEFAULT.min_shown,
-    miss_limit: Fraction = DEFAULT.miss_limit,
-    error_limit: Fraction = DEFAULT.error_limit,
-    ttft_limit: Fraction = DEFAULT.ttft_limit,
-    acceptance_limit: Fraction = DEFAULT.acceptance_limit,
+    miss_limit: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Allowed increase of SLO misses, as a fraction of all calls."
+        ),
+    ] = DEFAULT.miss_limit,
+    error_limit: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Allowed increase of errors, as a fraction of all calls."
+        ),
+    ] = DEFAULT.error_limit,
+    ttft_limit: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Allowed increase of the mean TTFT, as a fraction of the stable model's.",
+        ),
+    ] = DEFAULT.ttft_limit,
+    acceptance_limit: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Allowed increase of completions that are not accepted, as a fraction of those "
+            "shown.",
+        ),
+    ] = DEFAULT.acceptance_limit,
 ) -> None:
     """Start a rollout. The limits say how much worse than the stable model the canary may be."""
     rule = {

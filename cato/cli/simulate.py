@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +12,29 @@ from rich.console import Console
 from rich.table import Table
 
 from cato.cli.client import ends_on
-from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of, tables
+from cato.cli.outputs import writable_file, writable_folder, write_plots, write_text
+from cato.cli.simulation import (
+    SEEDS_HELP,
+    a_table,
+    check_metrics,
+    metrics_in,
+    print_whole,
+    progress_bar,
+    scenario_of,
+    seeds_of,
+    tables,
+)
 from cato.core.errors import CatoError
 from cato.sim.experiment import Experiment, Options
+from cato.sim.report import Report
 
 # Enough for a first look, in a minute; the constants were chosen on these seeds.
 DEFAULT_SEEDS = tuple(range(10))
 
 # Options that few experiments read: field and option.
 TAKEN_BY_FEW = {"users": "users", "cells": "cells", "draw": "seed", "kept": "keep"}
+# Options that experiments read, but no scenario.
+NOT_OF_SCENARIOS = {"trace": "trace", "dataset": "dataset", "quick": "quick"}
 
 Named = Annotated[
     str | None,
@@ -35,7 +49,10 @@ Users = Annotated[
 ]
 Plots = Annotated[
     Path | None,
-    typer.Option(help="Write plots to this folder; for `papers` also tables and an index."),
+    typer.Option(
+        help="Write plots to this folder; for `papers` also tables and an index.",
+        callback=writable_folder,
+    ),
 ]
 
 Jobs = Annotated[
@@ -45,7 +62,14 @@ Jobs = Annotated[
 
 Kept = Annotated[
     Path | None,
-    typer.Option(help="Append finished cells of `robustness` to this file; go on from there."),
+    typer.Option(
+        help="Append finished cells of `robustness` to this file; go on from there.",
+        callback=writable_file,
+    ),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write the whole report to this file.", callback=writable_file),
 ]
 
 
@@ -65,9 +89,7 @@ def simulate(
     seeds: Annotated[
         str | None, typer.Option(help=SEEDS_HELP, show_default="10, or the scenario's")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the whole report to this file.")
-    ] = None,
+    json_file: ReportFile = None,
     plot: Plots = None,
     trace: Annotated[
         Path | None, typer.Option(help="Recorded arrivals, for experiments that replay them.")
@@ -113,27 +135,39 @@ def simulate(
             seed,
             keep,
         )
-        name, takes = (chosen.name, chosen.takes) if chosen else (papers.NAME, ())
-        _check_taken(options, name, takes)
+        _check_taken(options, chosen, is_scenario=scenario is not None)
         if chosen is None:
             if policy or metric or json_file:
                 raise typer.BadParameter("`papers` takes no --policy, --metric or --json")
             _papers(options, plot or Path(papers.NAME), console)
             return
+        if chosen.metrics:
+            check_metrics(metric or (), chosen.metrics)
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)
-        if json_file is not None:
-            json_file.write_text(report.to_json(), encoding="utf-8")
-        pictures = chosen.plot(report, plot) if plot is not None else ()
-    for table in tables(report, metric or (), chosen.headlines):
-        console.print(table)
-    for path in (*((json_file,) if json_file else ()), *pictures):
-        console.print(f"Wrote {path}.", highlight=False, markup=False)
+    wanted, known = metric or (), metrics_in(report)
+    for table in tables(report, [m for m in wanted if m in known], chosen.headlines):
+        print_whole(console, table)
+    _write(report, chosen, json_file, plot, console)
+    check_metrics(wanted, known)  # last: an unknown name must not cost the results
 
 
-def _check_taken(options: Options, name: str, takes: Sequence[str]) -> None:
-    """Refuse options that the experiment would not read."""
-    for field, option in TAKEN_BY_FEW.items():
+def _write(
+    report: Report, chosen: Experiment, json_file: Path | None, plot: Path | None, console: Console
+) -> None:
+    if json_file is not None:
+        write_text(console, json_file, report.to_json())
+    if plot is not None:
+        with ends_on(CatoError):
+            write_plots(console, plot, partial(chosen.plot, report))
+
+
+def _check_taken(options: Options, chosen: Experiment | None, *, is_scenario: bool) -> None:
+    """Refuse options that the experiment would not read; None: all of the papers."""
+    from cato.lab.experiments import papers
+
+    name, takes = (chosen.name, chosen.takes) if chosen else (papers.NAME, ())
+    for field, option in (TAKEN_BY_FEW | (NOT_OF_SCENARIOS if is_scenario else {})).items():
         if getattr(options, field) and field not in takes:
             raise typer.BadParameter(f"`{name}` takes no --{option}")
 
@@ -159,10 +193,9 @@ def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[
     if (name is None) == (scenario is None):
         raise typer.BadParameter("name one experiment (see --list), or give --scenario FILE")
     if scenario is not None:
-        from cato.sim.scenario_file import load_scenario
         from cato.sim.scenario_runs import as_experiment
 
-        loaded = load_scenario(scenario)
+        loaded = scenario_of(scenario)
         return as_experiment(loaded), loaded.seeds
     from cato.lab.registry import experiment
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from cato.cli.bars import Counting
+from cato.config.lines import with_lines
+from cato.core.errors import ConfigError, UnknownNameError
+from cato.core.words import counted, did_you_mean
 from cato.sim.experiment import Progress
 from cato.sim.report import Report, Setting, Target, setting_words
 from cato.sim.seeds import parse_seeds
+
+if TYPE_CHECKING:
+    from cato.sim.scenario import Scenario
 
 SEEDS_HELP = (
     "Number of seeds from 0, or a range such as 100-129. Constants were chosen on 0-9; "
@@ -23,7 +33,26 @@ SEEDS_HELP = (
 # The metrics that people look at first; the report's JSON has all.
 HEADLINES = ("slo_attainment", "ttft_s_mean", "e2e_s_p95")
 COLUMNS = 4
+WIDEST = 10_000  # characters; more than any table has
+INDENT = (0, 0, 0, 2)
 MET, MISSED = Text("met", style="bold green"), Text("missed", style="bold red")
+
+
+def scenario_of(path: Path) -> Scenario:
+    """The scenario in the file; raise `ConfigError` with the line of each problem."""
+    from cato.sim.scenario_file import load_scenario
+
+    try:
+        return load_scenario(path)
+    except ConfigError as error:
+        raise ConfigError(with_lines(error.problems)) from error
+
+
+def check_scheduler(name: str, known: Iterable[str]) -> None:
+    """Raise `typer.BadParameter` for an unknown scheduler."""
+    names = tuple(known)
+    if name not in names:
+        raise typer.BadParameter(str(UnknownNameError("scheduler", name, names)))
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
@@ -61,7 +90,7 @@ def tables(report: Report, metrics: Sequence[str] = (), usual: Sequence[str] = (
     Raise `typer.BadParameter` for one of `metrics` that the report does not have.
     """
     shown = _shown(report, metrics, usual or HEADLINES)
-    seeds = f"{len(report.seeds)} seeds"
+    seeds = counted(len(report.seeds), "seed")
     found = [
         _pivot(
             f"{report.experiment}, simulated, {seeds}: mean ± standard error",
@@ -81,13 +110,23 @@ def tables(report: Report, metrics: Sequence[str] = (), usual: Sequence[str] = (
     return found
 
 
-def _shown(report: Report, metrics: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
-    known = tuple(dict.fromkeys(m.metric for m in report.means))
+def metrics_in(report: Report) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(m.metric for m in report.means))
+
+
+def check_metrics(metrics: Sequence[str], known: Sequence[str]) -> None:
+    """Raise `typer.BadParameter` for one of `metrics` that is not `known`."""
     for name in metrics:
         if name not in known:
             raise typer.BadParameter(
-                f"no metric {name!r} in this report; it has {', '.join(known)}"
+                f"no metric {name!r} in this report{did_you_mean(name, known)}; "
+                f"it has {', '.join(known)}"
             )
+
+
+def _shown(report: Report, metrics: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
+    known = metrics_in(report)
+    check_metrics(metrics, known)
     chosen = tuple(metrics) or tuple(m for m in usual if m in known)
     return chosen or known[:COLUMNS]
 
@@ -103,19 +142,45 @@ def _pivot(
             rows.setdefault(policy, {})[metric] = value
     columns = [m for m in metrics if any(metric == m for _, _, metric, _ in cells)]
     table = a_table(title)
-    table.add_column("", min_width=30)
+    table.add_column("")
     for metric in columns:
-        table.add_column(metric, justify="right", no_wrap=True)
+        table.add_column(metric, justify="right")
     for words, rows in blocks.items():
         if words:
             table.add_row(Text(words, style="cyan"))
         for policy, row in rows.items():
-            table.add_row(Text(f"  {policy}"), *(row.get(m, "") for m in columns))
+            table.add_row(Padding(Text(policy), INDENT), *(row.get(m, "") for m in columns))
     return table
 
 
 def a_table(title: str) -> Table:
     return Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print `table` with every digit: a cut number reads as another number.
+
+    Texts are wrapped to the console's width, words and the cells of right-justified columns are
+    not. A table that is still wider goes past the edge, where terminals continue on the next line.
+    """
+    wide = console.options.update(width=WIDEST)
+    least, most = [], []
+    for column in table.columns:
+        cells = [Measurement.get(console, wide, cell) for cell in column.cells]
+        header = Measurement.get(console, wide, column.header)
+        most.append(max(m.maximum for m in (header, *cells)))
+        is_whole = column.justify == "right"
+        needed = [m.maximum if is_whole else m.minimum for m in cells]
+        least.append(max([header.minimum, *needed]))
+    frame = console.measure(table, options=wide).maximum - sum(most)
+    spare = max(0, console.width - frame - sum(least))
+    wanted = sum(most) - sum(least)
+    for column, low, high in zip(table.columns, least, most, strict=True):
+        share = high - low if wanted <= spare else spare * (high - low) // wanted
+        column.width = low + share
+    if frame + sum(least) > console.width:
+        table.width = frame + sum(least)
+    console.print(table, crop=False)
 
 
 def targets_table(targets: Sequence[Target]) -> Table:

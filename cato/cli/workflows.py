@@ -19,11 +19,16 @@ from cato.core.budgets import NodeEstimate
 from cato.core.errors import ConfigError
 from cato.core.estimates import Baselines
 from cato.core.ids import NodeId, TaskName
+from cato.core.words import counted
 from cato.serve.preflight import problems_of_names
 from cato.workflows.json_schema import workflow_json_schema
 from cato.workflows.load import load_workflow, load_workflows
 
-app = typer.Typer(no_args_is_help=True, help="Check workflow files; print their JSON Schema.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Check workflow files; print their JSON Schema.",
+)
 
 
 @app.command()
@@ -66,8 +71,8 @@ def check(
             console.print(f"{path}: contains no workflow (*.yaml)", style="red", markup=False)
         for workflow in loaded:
             console.print(
-                f"{path}: {workflow.name}: {len(workflow.nodes)} nodes, {workflow.slo.metric.value}"
-                f" {workflow.slo.target_s * 1000:g} ms",
+                f"{path}: {workflow.name}: {counted(len(workflow.nodes), 'node')}, "
+                f"{workflow.slo.metric.value} {workflow.slo.target_s * 1000:g} ms",
                 style="green",
                 markup=False,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from cato.config.fields import Duration, NonEmpty, StrictModel
 from cato.core.prices import Prices, TokenPrice
@@ -72,11 +72,24 @@ def _issuer(url: str) -> str:
     return url
 
 
+def _listed(value: object) -> object:
+    """One text as a list. A union of both would name each problem twice, in Pydantic's words."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("must be text or a list of texts")
+    return value
+
+
 class SignInArgs(StrictModel):
     """`sign_in`: tokens of the team's identity provider; see `cato.core.sign_in`."""
 
     issuer: Annotated[str, AfterValidator(_issuer)]
-    audience: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1)]
+    audience: Annotated[
+        list[NonEmpty],
+        Field(min_length=1),
+        BeforeValidator(_listed, json_schema_input_type=NonEmpty | list[NonEmpty]),
+    ]
     groups: dict[NonEmpty, GroupArgs] = Field(min_length=1)
     groups_claim: NonEmpty = "groups"
     algorithms: Annotated[
@@ -93,6 +106,5 @@ class SignInArgs(StrictModel):
     scope: NonEmpty = DEFAULT_SCOPE
 
     def to_sign_in(self) -> SignInSpec:
-        audiences = [self.audience] if isinstance(self.audience, str) else self.audience
         groups = tuple(rights.to_rights(group) for group, rights in self.groups.items())
-        return self.made(SignInSpec, audiences=tuple(audiences), groups=groups)
+        return self.made(SignInSpec, audiences=tuple(self.audience), groups=groups)

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from cato.config.fields import ByteSize, Duration, NonEmpty, StrictModel
-from cato.config.problems import did_you_mean
 from cato.core.checkers import FILE, FILE_NAMES
+from cato.core.words import did_you_mean
 
 MAX_TIME_S = 120.0
 # The interpreter that sets the limits needs at least this.

@@ -74,6 +74,23 @@ def shared_pool_changes(user_config: Mapping[str, object], known: Sequence[PoolN
     return {PoolName(name): pool.given() for name, pool in args.shared_pools.items()}
 
 
+def control_problems(
+    user_config: object, pools: Sequence[PoolName], shared_pools: Sequence[PoolName]
+) -> tuple[Problem, ...]:
+    """All problems of a `user_config` at once, for a deployment with these pools."""
+    found: list[Problem] = []
+    if isinstance(user_config, Mapping):
+        for section, known in (("pools", pools), ("shared_pools", shared_pools)):
+            given = user_config.get(section)
+            found += _unknown(section, map(str, given), known) if isinstance(given, Mapping) else ()
+    try:
+        pool_changes(user_config, pools)  # type: ignore[arg-type]  # validated there
+        shared_pool_changes(user_config, shared_pools)  # type: ignore[arg-type]
+    except ConfigError as error:
+        found += error.problems
+    return tuple(dict.fromkeys(found))
+
+
 def _unknown(section: str, given: Iterable[str], known: Sequence[PoolName]) -> tuple[Problem, ...]:
     rule = f"no such pool (known: {', '.join(known) or 'none'})"
     return tuple(

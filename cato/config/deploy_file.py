@@ -1,6 +1,6 @@
 """Deployment files: a Serve config file with CATO's two applications, checked before Ray starts.
 
-Serve's own keys are passed through unchecked; Serve checks them when it deploys.
+Most of Serve's own keys are passed through; Serve checks them when it deploys.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from cato.config.fields import StrictModel
 from cato.config.paths import resolve
-from cato.config.problems import did_you_mean, validate
+from cato.config.problems import validate
 from cato.config.schema import EnginesArgs, IngressArgs
+from cato.config.serve_options import CONTROL_PLANE, INGRESS, http_problems, override_problems
 from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import IngressSpec, Topology
+from cato.core.words import did_you_mean
 
 ENGINES_APP = "engines"
 INGRESS_APP = "cato"
@@ -55,12 +57,31 @@ def deploy_file_of(path: Path, raw: object, name: str | None = None) -> DeployFi
     apps = raw.get("applications")
     if not isinstance(apps, list):
         raise ConfigError((Problem(file, "applications", "", "must be a list"),))
-    problems: list[Problem] = []
+    problems = list(http_problems(raw, file))
     engines = _args(apps, ENGINES_APP, EnginesArgs, file, problems)
     ingress = _args(apps, INGRESS_APP, IngressArgs, file, problems)
-    if problems or engines is None or ingress is None:
+    if engines is None or ingress is None:
         raise ConfigError(tuple(problems))
-    return DeployFile(path, raw, engines.to_topology(), ingress.to_ingress())
+    topology = engines.to_topology()
+    problems += _override_problems(apps, topology, file)
+    if problems:
+        raise ConfigError(tuple(problems))
+    return DeployFile(path, raw, topology, ingress.to_ingress())
+
+
+def _override_problems(apps: list[object], topology: Topology, file: str) -> list[Problem]:
+    """Problems of the `deployments` of both applications."""
+    engines = [d.name for pool in topology.pools for d in pool.deployments]
+    engines += [d.name for shared in topology.shared_pools for d in shared.deployments]
+    known = {ENGINES_APP: [CONTROL_PLANE, *engines], INGRESS_APP: [INGRESS]}
+    return [
+        problem
+        for index, app in enumerate(apps)
+        if isinstance(app, dict) and app.get("name") in (ENGINES_APP, INGRESS_APP)
+        for problem in override_problems(
+            app, known[app["name"]], topology, file, f"applications[{index}]"
+        )
+    ]
 
 
 def _args(

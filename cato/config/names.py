@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cato.config.problems import Found, did_you_mean
+from cato.config.problems import Found
 from cato.core.topology import is_pattern, patterns_meet, slots_name
+from cato.core.words import did_you_mean
 
 
 def name_problems(data: object) -> Found:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
@@ -15,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from cato.core.errors import ConfigError, Problem
+from cato.core.words import counted, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 _SHOWN_CHARS = 60
@@ -55,12 +55,6 @@ def one_of(value: str, known: tuple[str, ...]) -> str:
 
 def known_name(names: Callable[[], tuple[str, ...]]) -> AfterValidator:
     return AfterValidator(lambda value: value if value is None else one_of(value, names()))
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'parse'?)"`, or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def validate(model: type[M], data: object, file: str, path: str = "") -> M:
@@ -127,8 +121,8 @@ _RULES = {
     "literal_error": "must be one of {expected}",
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
-    "too_short": "must have at least {min_length} entries",
-    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {entries}",
+    "too_long": "must have at most {entries}",
     "value_error": "{error}",
     "cato_rule": "{rule}",  # one of our checks that reports several problems
 }
@@ -137,6 +131,9 @@ _RULES = {
 def _rule(kind: str, context: Mapping[str, object], message: str) -> str:
     if kind in _RULES:
         words = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
+        bound = context.get("min_length" if kind == "too_short" else "max_length")
+        if isinstance(bound, int):
+            words["entries"] = counted(bound, "entry", "entries")
         return _RULES[kind].format(**words)
     return message[:1].lower() + message[1:]
 

@@ -11,7 +11,7 @@ from cato.config.deployments import ShapeArgs
 from cato.config.engines import EngineArgs, engine_problems
 from cato.config.fields import ByteSize, Duration, Name, NonEmpty, PublicName, StrictModel
 from cato.config.pools import ModelArgs
-from cato.config.problems import Found, did_you_mean, errors_of, known_name
+from cato.config.problems import Found, errors_of, known_name
 from cato.core.ids import DeploymentName, PoolName
 from cato.core.topology import (
     DeploymentSpec,
@@ -21,6 +21,7 @@ from cato.core.topology import (
     SharedPoolSpec,
     slots_name,
 )
+from cato.core.words import did_you_mean
 from cato.policies.eviction.registry import eviction_names, order_names, site_names
 from cato.policies.registry import shared_scheduler_names
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import yaml
 
-from cato.config.problems import did_you_mean, validate
+from cato.config.problems import validate
 from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, Problem
 from cato.core.profile import Profile
 from cato.core.topology import Topology
+from cato.core.words import did_you_mean
 from cato.profiles.schema import ProfileFile, Provenance
 
 _HEADER = """\

@@ -19,6 +19,7 @@ from cato.core.errors import ConfigError, Problem
 from cato.core.topology import DeploymentSpec, ModelSpec, Topology
 from cato.profiles.load import check_profiles, load_profiles
 from cato.store.errors import StoreError
+from cato.store.files import check_is_store
 from cato.store.location import default_location, store_url
 from cato.workflows.load import load_workflow, load_workflows
 from cato.workflows.names import unknown_names
@@ -32,6 +33,7 @@ def check_files(deploy: DeployFile) -> None:
         lambda: load_workflows(resolve(ingress.workflows_dir)),
         lambda: _check_engines(str(deploy.path), topology),
         lambda: _check_store(str(deploy.path), topology.store),
+        lambda: _check_event_log(str(deploy.path), topology.event_log),
     ]
     for folder in ingress.indexes.values():
         checks.append(lambda folder=folder: resolve_index(folder))  # type: ignore[misc]
@@ -115,6 +117,32 @@ def _problems_of_source(file: str, path: str, source: str) -> Iterator[Problem]:
 
 def _check_store(file: str, location: str | None) -> None:
     try:
-        store_url(location or default_location())
+        url = store_url(location or default_location())
+        if url.get_backend_name() == "sqlite":
+            path = Path(str(url.database))
+            check_is_store(path)
+            # The default's folder is no mistake of the file: without it CATO serves all the same.
+            if location is not None and (why_not := _why_not_writable(path.parent)):
+                raise StoreError(str(path), why_not)
     except StoreError as error:
         raise ConfigError((Problem(file, "store", "", str(error)),)) from error
+
+
+def _check_event_log(file: str, folder: str | None) -> None:
+    if folder is not None and (why_not := _why_not_writable(Path(folder).absolute())):
+        raise ConfigError((Problem(file, "event_log", repr(folder), why_not),))
+
+
+def _why_not_writable(folder: Path) -> str:
+    """Why no file can be made in `folder`, which may be made first; empty if one can. Changes
+    nothing."""
+    try:
+        found = next(p for p in (folder, *folder.parents) if p.exists())
+        if not found.is_dir():
+            return f"{found} is not a folder"
+        # Root may write to these by their mode, but no file can be made there.
+        kernels = [os.stat(p).st_dev for p in ("/proc", "/sys") if os.path.ismount(p)]
+        can_write = os.access(found, os.W_OK | os.X_OK) and found.stat().st_dev not in kernels
+    except OSError as error:
+        return f"cannot be used: {error}"
+    return "" if can_write else f"no file can be made in {found}"

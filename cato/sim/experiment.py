@@ -70,7 +70,8 @@ class Experiment:
     """A named experiment; `source` is the paper and section that it reproduces.
 
     `headlines`: the metrics that the terminal shows by default; empty: the usual ones. `takes`:
-    which of `users`, `cells`, `draw` and `kept` it reads.
+    which of `users`, `cells`, `draw` and `kept` it reads. `metrics`: all metrics of its report;
+    empty: known only after a run.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Experiment:
     plot: Callable[[Report, Path], Sequence[Path]]
     headlines: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
 
 def run_all(

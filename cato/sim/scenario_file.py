@@ -11,11 +11,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cato.config.paths import resolve
-from cato.config.problems import did_you_mean, validate
+from cato.config.problems import validate
 from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, InputError, Problem
 from cato.core.ids import PoolName, TaskName
 from cato.core.profile import Profile
+from cato.core.words import did_you_mean
 from cato.core.workflow import Workflow
 from cato.profiles.load import load_profile
 from cato.sim.scenario import DrawnTraffic, Scenario, ScenarioPool, TraceClass, TraceTraffic

@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from cato.core.errors import UnknownNameError
 from cato.core.topology import RAY_SERVE
 from cato.policies import schedulers
-from cato.sim import plots
+from cato.sim import metrics, plots
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.metrics import metrics_of
 from cato.sim.report import Report, Sample, compare, summarize
 from cato.sim.scenario import Scenario, ScenarioPool
 from cato.sim.scenario_tasks import tasks_of
@@ -49,7 +48,7 @@ def run_once(scenario: Scenario, scheduler: str, tasks: Sequence[SimTask]) -> Ru
     for outcome in outcomes:
         by_class.setdefault(outcome.task.name, []).append(outcome)
     classes = {name: task_metrics(by_class[name]) for name in sorted(by_class)}
-    return Run(metrics_of(fleet, outcomes), classes)
+    return Run(metrics.metrics_of(fleet, outcomes), classes)
 
 
 def _setup(pool: ScenarioPool, scheduler: str) -> PoolSetup:
@@ -87,16 +86,16 @@ def as_experiment(scenario: Scenario) -> Experiment:
                 raise UnknownNameError("scheduler", name, tuple(SCHEDULERS))
         jobs = [_Job(scenario, name, seed) for seed in options.seeds for name in names]
         samples = [s for part in run_all(_samples, jobs, progress, options.jobs) for s in part]
-        metrics = ("slo_attainment", "goodput_per_s", "ttft_s_mean", "e2e_s_p95")
+        compared = ("slo_attainment", "goodput_per_s", "ttft_s_mean", "e2e_s_p95")
         return Report(
-            scenario.name, options.seeds, summarize(samples), compare(samples, names[0], metrics)
+            scenario.name, options.seeds, summarize(samples), compare(samples, names[0], compared)
         )
 
     def plot(report: Report, folder: Path) -> tuple[Path, ...]:
         return (plots.save(_bars(report), folder, scenario.name),)
 
     title = f"{len(scenario.pools)} pools, {sum(p.replicas for p in scenario.pools)} replicas"
-    return Experiment(scenario.name, title, "a scenario file", run, plot)
+    return Experiment(scenario.name, title, "a scenario file", run, plot, metrics=metrics.NAMES)
 
 
 def _bars(report: Report) -> Figure:

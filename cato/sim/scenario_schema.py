@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from cato.config.fields import Duration, NonEmpty, StrictModel
-from cato.config.problems import did_you_mean
+from cato.core.words import did_you_mean
 from cato.sim.scenario_runs import EVERY_TASK, SCHEDULERS
 from cato.sim.seeds import parse_seeds
 from cato.sim.task_schema import Found, Name, SlaPart, Span, TaskPart, raise_found

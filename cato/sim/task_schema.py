@@ -11,10 +11,10 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from cato.config.fields import Duration, NonEmpty, StrictModel, matching
-from cato.config.problems import did_you_mean
 from cato.core.errors import InputError
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.slo import Slo, SloMetric
+from cato.core.words import did_you_mean
 from cato.core.workflow import LlmSettings, Node, NodeKind, Workflow
 from cato.sim.drawn_calls import CallSpec
 from cato.sim.scenario import Sla, TaskClass

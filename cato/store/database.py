@@ -29,10 +29,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from cato.store.errors import (
     StoreCorruptError,
     StoreError,
+    StoreMissingError,
     StoreTooNewError,
     StoreUnavailableError,
     translated,
 )
+from cato.store.files import check_is_store, is_there
 from cato.store.location import shown
 
 log = logging.getLogger("cato.store")
@@ -54,21 +56,33 @@ _LOCK_POLL_S = 0.02
 _migrating = threading.Lock()
 
 
-def open_engine(url: URL, busy_timeout_s: float) -> Engine:
-    """An engine with the current schema; creates a new file, sets a damaged one aside.
+def open_engine(
+    url: URL, busy_timeout_s: float, *, creates: bool = True, sets_aside: bool = False
+) -> Engine:
+    """An engine with the current schema. `creates`: make a missing file; `sets_aside`: replace a
+    damaged one.
 
-    Raise `StoreUnavailableError`, or `StoreTooNewError` without changing the database.
+    Raise `StoreUnavailableError`; or, without changing anything, `StoreForeignError`,
+    `StoreMissingError`, `StoreCorruptError` or `StoreTooNewError`.
     """
     if url.get_backend_name() != "sqlite":
         engine = _postgresql(url, busy_timeout_s)
         _or_dispose(engine, _migrate)
         return engine
     path = Path(str(url.database))
+    check_is_store(path)
+    if not creates and not is_there(url):
+        raise StoreMissingError(str(path), "`cato serve` and `cato keys create` make one")
     with _opening(path, busy_timeout_s):
         engine = _sqlite(url, busy_timeout_s)
         try:
             _or_dispose(engine, _prepare_file)
         except StoreCorruptError as exc:
+            if not sets_aside:
+                rule = "restore a copy, or let `cato serve` rename it and begin a new one"
+                raise StoreCorruptError(
+                    str(path), f"it is damaged ({exc.problem}); {rule}"
+                ) from exc
             set_aside(path, exc.problem)
             engine = _sqlite(url, busy_timeout_s)
             _or_dispose(engine, _prepare_file)
@@ -141,7 +155,7 @@ def _prepare_file(engine: Engine) -> None:
     with engine.begin() as connection:
         health = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     if health != "ok":
-        raise StoreCorruptError(shown(engine.url), health)
+        raise StoreCorruptError(shown(engine.url), " ".join(health.split()))
     _migrate(engine)
 
 

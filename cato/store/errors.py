@@ -2,8 +2,10 @@
 
 StoreError                 the store cannot be used; `problem` says what to do
 ├── StoreUnavailableError  locked, full, unreachable: the same call may work later
-│   └── StoreMovedError    the file was moved or removed: open the store again
-├── StoreCorruptError      the file is damaged: opening it again sets it aside
+│   ├── StoreMovedError    the file was moved or removed: open the store again
+│   └── StoreForeignError  the file is not a store: move it away
+├── StoreMissingError      there is no store yet, and none may be made
+├── StoreCorruptError      the file is damaged: a control plane that opens it sets it aside
 ├── StoreTooNewError       a later version of CATO wrote it
 └── StoreRecordError       a record does not fit the schema
 """
@@ -37,8 +39,22 @@ class StoreMovedError(StoreUnavailableError):
     """The file that was opened is no longer at its path."""
 
 
+class StoreForeignError(StoreUnavailableError):
+    """The file belongs to somebody else; CATO never changes it."""
+
+    def __str__(self) -> str:
+        return f"{self.location} is not a CATO metadata store: {self.problem}"
+
+
+class StoreMissingError(StoreError):
+    """There is no store at `location`, and this caller makes none."""
+
+    def __str__(self) -> str:
+        return f"there is no metadata store at {self.location}; {self.problem}"
+
+
 class StoreCorruptError(StoreError):
-    """The file is damaged or not a database."""
+    """The file is damaged."""
 
 
 class StoreTooNewError(StoreError):

@@ -1,4 +1,4 @@
-"""Open the store for a single use by a coroutine."""
+"""Open the store for a single use by a coroutine of the control plane."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ async def with_store(location: str | None, use: Callable[[MetadataStore], T]) ->
     """Run `use` on the store at `location` (None: the default) in a thread; raise `StoreError`."""
 
     def open_and_use() -> T:
-        with closing(MetadataStore.open(location or default_location())) as store:
+        opened = MetadataStore.open(location or default_location(), sets_aside=True)
+        with closing(opened) as store:
             return use(store)
 
     return await asyncio.to_thread(open_and_use)

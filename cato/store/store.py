@@ -43,13 +43,23 @@ class MetadataStore(KeyTables, CatalogTables):
     """
 
     @classmethod
-    def open(cls, location: str | Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> MetadataStore:
-        """The store at a path or URL, created or migrated if needed.
+    def open(
+        cls,
+        location: str | Path,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        *,
+        creates: bool = True,
+        sets_aside: bool = False,
+    ) -> MetadataStore:
+        """The store at a path or URL, migrated if needed.
 
-        A damaged SQLite file is renamed and replaced by a new one. Raise `StoreTooNewError` for a
-        schema of a later version.
+        A missing file is made if the caller `creates`, otherwise `StoreMissingError` is raised. A
+        damaged one is renamed and replaced by a new one if the caller `sets_aside`, otherwise
+        `StoreCorruptError` is raised. Raise `StoreForeignError` for any other file, and
+        `StoreTooNewError` for a schema of a later version.
         """
-        return cls(open_engine(store_url(location), busy_timeout_s))
+        url = store_url(location)
+        return cls(open_engine(url, busy_timeout_s, creates=creates, sets_aside=sets_aside))
 
     def write(self, records: Sequence[Record]) -> None:
         """Write all of `records` or none, in one transaction."""

@@ -206,7 +206,9 @@ class StoreWriter:
 
     def _opened(self) -> MetadataStore:
         if self._store is None:
-            store = MetadataStore.open(self._location, self._settings.busy_timeout_s)
+            store = MetadataStore.open(
+                self._location, self._settings.busy_timeout_s, sets_aside=True
+            )
             if not self._was_opened:
                 try:
                     self._on_open(store)

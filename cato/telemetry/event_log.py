@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.errors import ConfigError, Problem
@@ -211,7 +211,7 @@ def read_log(path: Path) -> Recording:
         steps = tuple(_steps(lines, profile))
     except StopIteration:
         raise ConfigError((_problem(path, 1, "the file is empty"),)) from None
-    except (KeyError, TypeError, IndexError, ValidationError) as error:
+    except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ConfigError((_problem(path, 0, f"not an event log: {error}"),)) from error
     return Recording(PoolName(header["pool"]), names, profile, steps)
 
@@ -240,13 +240,15 @@ def _steps(lines: Iterator[dict[str, Any]], pool_profile: Profile) -> Iterator[R
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, text in enumerate(file, 1):
-            if not text.endswith("\n"):
+            if not text.endswith(b"\n"):
                 return  # the writer stopped in the middle of the line
             try:
-                value = json.loads(text)
-            except json.JSONDecodeError as error:
+                value = json.loads(text.decode())
+            except UnicodeDecodeError as error:
+                raise ConfigError((_problem(path, number, "not an event log"),)) from error
+            except (ValueError, RecursionError) as error:
                 raise ConfigError((_problem(path, number, f"not JSON: {error}"),)) from error
             if not isinstance(value, dict):
                 raise ConfigError((_problem(path, number, "not an event log"),))

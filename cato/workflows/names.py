@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cato.config.problems import did_you_mean
 from cato.core.errors import Problem
 from cato.core.topology import IngressSpec, ModelSpec, model_called
+from cato.core.words import did_you_mean
 from cato.core.workflow import LlmSettings, RetrieveSettings, ValidateSettings, Workflow
 
 

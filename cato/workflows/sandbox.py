@@ -60,6 +60,11 @@ MEMBERS: tuple[tuple[type[Any], frozenset[str]], ...] = (
 )
 
 
+def members_of(type_: type[Any]) -> frozenset[str]:
+    """The members of such values that templates may use."""
+    return frozenset().union(*(members for t, members in MEMBERS if issubclass(type_, t)))
+
+
 def _range(*args: int) -> range:
     """Python's `range`, of at most `MAX_STEPS` numbers."""
     numbers = range(*args)

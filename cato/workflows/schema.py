@@ -128,6 +128,9 @@ def _check_json(value: object) -> None:
         raise ValueError("must be JSON values: finite numbers, text, lists, mappings") from exc
 
 
+PYTHON_TYPES: Mapping[str, type[Any]] = {
+    "str": str, "int": int, "float": float, "bool": bool, "list": list,
+}  # fmt: skip
 TYPE_WORDS = {
     "str": "text",
     "int": "a whole number",

@@ -21,8 +21,8 @@ from jinja2 import TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.exceptions import TemplateError
 from jinja2.parser import Parser
 
-from cato.config.problems import did_you_mean
 from cato.core.errors import ExpressionError, WorkLimitError
+from cato.core.words import did_you_mean
 from cato.workflows.filters import FILTERS, counted
 from cato.workflows.sandbox import ENVIRONMENT, Bounded
 from cato.workflows.work import LITTLE, WORK, TooMuch, Work, present_bounds

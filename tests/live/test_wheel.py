@@ -79,7 +79,7 @@ def test_init_writes_a_set_that_is_used_once_it_is_edited(installed: Path, tmp_p
     (tmp_path / "workflows" / "code-translation.yaml").unlink()
     assert f"{tmp_path}/deployments/local-cpu.yaml: no problems" in done([cato, "check"], tmp_path)
     again = done([cato, "init", "."], tmp_path)
-    assert "wrote 1 files" in again
+    assert "wrote 1 file\n" in again
     assert "coder-mine" in deployment.read_text()
     assert (tmp_path / "deployments" / "clients" / "continue.yaml").exists()
 

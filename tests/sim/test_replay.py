@@ -106,10 +106,21 @@ def test_a_full_log_ends_and_what_it_has_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x\n", "[]\n", '{"version":9}\n', '{"version":1}\n', '{"pool":"a"}\n']
+    "content",
+    [
+        b"",
+        b"x\n",
+        b"[]\n",
+        b'{"version":9}\n',
+        b'{"version":1}\n',
+        b'{"pool":"a"}\n',
+        b"\xff\xfe\n",
+        b"1" * 5000 + b"\n",
+        b"[" * 100_000 + b"\n",
+    ],
 )
-def test_what_is_not_a_log_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+def test_what_is_not_a_log_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text(text)
+    path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"x\.jsonl"):
         read_log(path)

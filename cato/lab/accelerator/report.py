@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cato.core.words import counted
 from cato.measure.check import GOOD
 from cato.policies.schedulers import FORESIGHT
 
@@ -171,7 +172,7 @@ def tables(report: Mapping[str, Any]) -> Group:
     head = Text(
         f"{run['date']}  {cards}; {run['cores']} cores, {run['processor']}; "
         f"Python {run['python']}, Ray {run['ray']}, vLLM {run['vllm']}\n"
-        f"{report['form']} form, seed {report['seed']}, {len(report['runs'])} runs\n"
+        f"{report['form']} form, seed {report['seed']}, {counted(len(report['runs']), 'run')}\n"
     )
     steps = Table("", "file", "", "minutes", "", box=SIMPLE_HEAD)
     for step in sorted(report["steps"], key=lambda s: s["letter"]):

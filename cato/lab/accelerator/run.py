@@ -295,7 +295,7 @@ class Accelerator:
         reason: str = "",
         result: dict[str, Any] | None = None,
     ) -> None:
-        """Save the report with this step, atomically."""
+        """Save the report with this step, atomically; while all are skipped there is none."""
         row = {
             "key": step.key,
             "letter": step.item.letter,
@@ -309,11 +309,18 @@ class Accelerator:
         }
         others = [s for s in self.report["steps"] if s["key"] != step.key]
         self.report["steps"] = [*others, row]
+        if not is_measured(self.report):
+            return
         path = self._settings.json_file
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(json.dumps(self.report, indent=1) + "\n")
         os.replace(partial, path)
+
+
+def is_measured(report: Mapping[str, Any]) -> bool:
+    """Whether any step was at least tried."""
+    return any(step["status"] != SKIPPED for step in report["steps"])
 
 
 def _loaded(file: str, models: Path | None) -> _File:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running
 from typer.testing import CliRunner, Result
 
-from cato.cli import VERBS, app, client
+from cato.cli import VERBS, app, client, cluster, command_of_verb
 
 # A console of stdout; lines on stderr are no tables.
 MADE_CONSOLE = re.compile(r"\bConsole\((?!stderr|file|soft_wrap=True\)\.)([^()]*)\)")
@@ -98,7 +103,7 @@ async def test_checking_workflows_prints_all_problems_of_all_files(tmp_path: Pat
     assert (await cato("workflows", "check", str(good))).exit_code == 0
     result = await cato("workflows", "check", str(bad), str(good), str(tmp_path / "none.yaml"))
     assert result.exit_code == 1
-    for part in ("sla.metric", "sla.target", "output", "code-completion: 1 nodes", "none.yaml"):
+    for part in ("sla.metric", "sla.target", "output", "code-completion: 1 node,", "none.yaml"):
         assert part in result.stdout
     assert json.loads((await cato("workflows", "schema")).stdout)["title"] == "CATO workflow"
 
@@ -115,3 +120,83 @@ async def test_top_shows_what_the_status_page_shows(tmp_path: Path) -> None:
     assert "no run ended" in idle.stdout
     for words in ("1 of 1 replicas ready", "100.0 %", "sim-fast#0", "my-run", "slack", "█"):
         assert words in busy.stdout
+
+
+# Options and addresses
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--hold", "inf"),
+        ("--hold", "nan"),
+        ("--share", "nan"),
+        ("--share", "5"),
+        ("--miss-limit", "nan"),
+    ],
+)
+async def test_a_number_that_no_rollout_can_have_is_refused(words: tuple[str, str]) -> None:
+    asked = ("rollout", "start", "x", "--canary", "y", *words, "--url", "http://127.0.0.1:1")
+    result = await cato(*asked)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert words[0] in result.stderr
+
+
+@pytest.mark.parametrize("key", ["cato_é", "cato_a\nb"])
+async def test_a_key_that_no_header_can_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv(client.KEY_VARIABLE, key)
+    result = await cato("explain", "req-1", "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert f"{client.KEY_VARIABLE} is not an API key" in result.stderr
+    assert key not in result.stderr
+
+
+def test_no_group_installs_a_completion_and_every_option_has_a_help_text() -> None:
+    for verb in ("keys", "models", "rollout", "workflows"):
+        command = command_of_verb(verb)
+        assert "install_completion" not in [p.name for p in command.params], verb
+    for verb, name in (("rollout", "start"), ("keys", "limit")):
+        options = [p for p in command_of_verb(verb).commands[name].params if p.opts[0][:2] == "--"]
+        assert [p.name for p in options if not p.help] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["check", "deployments/simulated.yaml"]]
+)
+def test_output_that_cannot_be_written_ends_with_one_line(words: list[str]) -> None:
+    command = [sys.executable, "-m", "cato", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["[Errno 28] No space left on device"]
+
+
+def test_a_reader_that_left_is_no_error_to_report() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "cato", "--version"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+async def test_an_address_without_a_listener_fails_before_ray_starts(prefix: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"{prefix}127.0.0.1:{taken.getsockname()[1]}"
+        result = await cato("status", "--address", address)
+    assert result.exit_code == 1
+    assert f"No Ray cluster at '{address}': [Errno 111]" in result.stdout
+
+
+def test_only_an_address_with_a_port_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert cluster._why_unreachable(f"127.0.0.1:{server.getsockname()[1]}") == ""
+    assert cluster._why_unreachable("127.0.0.1:99999") != ""
+    for address in ("auto", "local", "/tmp/ray", "http://h:x"):
+        assert cluster._why_unreachable(address) == ""

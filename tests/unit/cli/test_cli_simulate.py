@@ -7,18 +7,24 @@ import pkgutil
 import re
 from datetime import datetime, timedelta
 from importlib import import_module
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from cato.cli import app, bars
 from cato.cli.measuring import shown
-from cato.cli.simulation import tables
+from cato.cli.outputs import writable_file, writable_folder
+from cato.cli.simulation import print_whole, tables
 from cato.core.commands import Dispatch
 from cato.core.errors import UnknownNameError
+from cato.core.words import counted
 from cato.lab import experiments, studies
 from cato.lab.bench import core, router_alone
 from cato.lab.bench.core import (
@@ -37,6 +43,7 @@ from cato.lab.registry import STUDIES, experiment
 from cato.lab.studies import agents_search
 from cato.lab.study import Study
 from cato.policies import schedulers
+from cato.sim.experiment import Experiment, Options, Progress
 from cato.sim.report import Mean, Report, Sample, Target
 
 SCENARIO = """
@@ -182,6 +189,17 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
     assert done[-1][0] == done[-1][1] > "1"
 
 
+def test_one_minute_is_one_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bars, "LINE_EVERY_S", 0.0)
+    clock = SimpleNamespace(monotonic=iter([0.0, 61.0, 61.0]).__next__)
+    monkeypatch.setattr(bars, "time", clock)
+    with bars.Counting(Console(stderr=True)) as bar:
+        bar.update(bar.add_task("agents", total=2), completed=1)
+    assert "agents: 1 of 2, after 1 minute\n" in capsys.readouterr().err
+
+
 def test_a_live_experiment_tells_its_step_in_lines_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +213,159 @@ def test_a_live_experiment_tells_its_step_in_lines_too(
     assert "rq1, seed 100: foresight: 1 of 2, after 0 minutes" in lines
 
 
+@pytest.mark.parametrize("width", [100, 80, 72, 40])
+def test_a_table_keeps_every_digit_at_any_width(width: int) -> None:
+    metrics = ("slo_attainment", "ttft_s_mean", "e2e_s_p95", "goodput_per_s")
+    report = Report(
+        "x",
+        (0, 1),
+        tuple(
+            Mean({"load": 0.9}, policy, metric, 0.765, 0.012, 2)
+            for policy in ("foresight", "ray-serve")
+            for metric in metrics
+        ),
+        targets=(Target(1, "points above the best of all baselines", 3.0, 4.123, 0.512),),
+    )
+    means, targets = tables(report, metrics)
+    console = Console(width=width, file=StringIO(), color_system=None)
+    print_whole(console, means)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(heading in printed for heading in (*metrics, "foresight", "ray-serve"))
+    assert printed.count("0.765 ± 0.012") == 8
+    print_whole(console, targets)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "4.12 ± 0.51" in printed
+    assert "…" not in printed
+
+
+def test_a_table_of_a_scenario_is_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
+    result = CliRunner(env={"COLUMNS": "60"}).invoke(
+        app, ["simulate", "--scenario", str(a_scenario(tmp_path)), "--jobs", "1"]
+    )
+    heading = next(line for line in result.stdout.splitlines() if "slo_attainment" in line)
+    assert heading.split() == ["slo_attainment", "ttft_s_mean", "e2e_s_p95"]
+
+
+# Options
+
+
+@pytest.mark.parametrize("verb", ["simulate", "plan", "replay", "chaos"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def must_not_run(*_: object, **__: object) -> None:
+        pytest.fail("it ran")
+
+    monkeypatch.setattr("cato.sim.scenario_file.load_scenario", must_not_run)
+    monkeypatch.setattr("cato.cli.chaos.load_plan", must_not_run)
+    path = a_scenario(tmp_path)
+    what = {"simulate": ("--scenario", path), "plan": (path,), "replay": (path,), "chaos": ()}
+    for option, value, problem in (
+        ("--json", tmp_path / "none" / "x.json", "No such file or directory"),
+        ("--json", tmp_path, "is a folder; name a file"),
+        ("--plot", path, "is a file; name a folder"),
+        ("--plot", path / "x", "Not a directory"),
+    ):
+        if (verb, option) == ("chaos", "--plot"):
+            continue
+        result = cato(verb, *what[verb], option, value)
+        assert result.exit_code == 2, result.output
+        assert f"Invalid value for '{option}'" in words(result)
+        assert problem in words(result)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checking_an_output_changes_nothing(tmp_path: Path) -> None:
+    old, link, folder = tmp_path / "old.json", tmp_path / "link.json", tmp_path / "a" / "b"
+    old.write_text("kept", encoding="utf-8")
+    link.symlink_to("missing.json")
+    for path in (old, link, tmp_path / "new.json", Path("/dev/null")):
+        assert writable_file(path) == path
+    assert writable_folder(folder) == folder
+    assert writable_folder(tmp_path) == tmp_path
+    assert old.read_text(encoding="utf-8") == "kept"
+    assert link.is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"old.json", "link.json"}
+
+
+def test_results_are_printed_even_if_their_file_fails_later(tmp_path: Path) -> None:
+    result = cato("simulate", "--scenario", a_scenario(tmp_path), "--json", "/dev/full", *ALONE)
+    assert result.exit_code == 1
+    assert "slo_attainment" in result.stdout
+    assert "/dev/full cannot be written: No space left on device" in words(result)
+
+
+def test_a_metric_that_only_the_report_can_refuse_costs_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(options: Options, progress: Progress) -> Report:
+        return Report("x", (0,), (Mean({}, "p", "speed", 0.5, 0.0, 1),))
+
+    chosen = Experiment("x", "an x", "this test", run, lambda report, folder: ())
+    monkeypatch.setattr("cato.lab.registry.experiment", lambda name: chosen)
+    out = tmp_path / "x.json"
+    result = cato("simulate", "x", "--metric", "sped", "--json", out)
+    assert result.exit_code == 2
+    assert "no metric 'sped' in this report (did you mean 'speed'?); it has speed" in words(result)
+    assert "x, simulated, 1 seed: mean" in words(result)
+    assert json.loads(out.read_text(encoding="utf-8"))["experiment"] == "x"
+
+
+def test_a_metric_that_no_scenario_has_is_refused_before_its_run(tmp_path: Path) -> None:
+    result = cato("simulate", "--scenario", a_scenario(tmp_path), "--metric", "slo_atainment")
+    assert result.exit_code == 2
+    assert "did you mean 'slo_attainment'?" in words(result)
+    assert "mean ±" not in result.stdout
+
+
+def test_options_that_a_plan_or_a_scenario_would_not_read_are_refused(tmp_path: Path) -> None:
+    path, trace = a_scenario(tmp_path), a_trace(tmp_path)
+    for arguments, option in (
+        (("plan", path, "--profile", "7b"), "a scenario takes no --profile"),
+        (("plan", path, "--speed", 1), "a scenario takes no --speed"),
+        (("plan", "--agents", trace, "--speed", 2), "--agents takes no --speed"),
+        (("plan", "--agents", trace, "--max-replicas", 3), "--agents takes no --max-replicas"),
+        (("plan", "--agents", trace, "--plot", tmp_path), "--agents takes no --plot"),
+        (("simulate", "--scenario", path, "--trace", trace), "takes no --trace"),
+        (("simulate", "--scenario", path, "--dataset", trace), "takes no --dataset"),
+        (("simulate", "--scenario", path, "--quick"), "takes no --quick"),
+        (("replay", trace, "--check", "--scheduler", "edf"), "--check takes no --scheduler"),
+    ):
+        result = cato(*arguments)
+        assert result.exit_code == 2, result.output
+        assert option in words(result)
+
+
+def test_a_near_name_is_suggested_before_the_known_ones(tmp_path: Path) -> None:
+    path = a_scenario(tmp_path)
+    for arguments, near in (
+        (("simulate", "agentz"), "agents"),
+        (("simulate", "--scenario", path, "--policy", "foresigt"), "foresight"),
+        (("plan", path, "--scheduler", "foresigt"), "foresight"),
+        (("replay", path, "--scheduler", "foresigt"), "foresight"),
+    ):
+        assert f"(did you mean '{near}'?); known: " in words(cato(*arguments))
+
+
+def test_a_folder_is_no_log_but_has_some(tmp_path: Path) -> None:
+    assert "a folder without logs" in words(cato("replay", tmp_path))
+    (tmp_path / "main-1.jsonl").touch()
+    result = cato("replay", tmp_path)
+    assert result.exit_code == 2
+    assert "name one of its logs, such as" in words(result)
+    assert "main-1.jsonl" in "".join(words(result).split())
+
+
+def test_help_is_broken_by_the_terminal_alone() -> None:
+    for words_ in (("explain",), ("plan",), ("chaos",), ("bench", "live")):
+        lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*words_, "--help"]).stdout
+        text = lines.partition("Usage:")[2].partition("╭")[0].splitlines()[1:]
+        for line, following in pairwise(text):
+            first = following.split()[:1]
+            if line.strip() and first:
+                assert len(line.rstrip()) + 1 + len(first[0]) > 79, line
+
+
 def test_problems_of_a_scenario_are_printed_not_raised(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("name: bad\nspeed: 3\n", encoding="utf-8")
@@ -203,6 +374,7 @@ def test_problems_of_a_scenario_are_printed_not_raised(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert "3 problems" in words(result)
         assert "pools: this key is required" in words(result)
+        assert "bad.yaml:2: speed: unknown key" in words(result)
 
 
 def test_a_usual_metric_that_no_policy_has_is_left_out() -> None:
@@ -233,11 +405,13 @@ def test_a_plan_prints_what_it_tried_and_the_answer(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     printed = words(result)
     assert "tiny with foresight, simulated: fleets tried" in printed
-    assert re.search(r"ray-serve: \d replicas \(\d only\) reach", printed)
+    assert re.search(
+        r"ray-serve: (1 replica \(1 only\) reaches|\d replicas \(\d only\) reach) ", printed
+    )
     assert "no engine ran" in printed
     report = json.loads(out.read_text(encoding="utf-8"))
     chosen = report["extra"]["plans"]["foresight"]["replicas"]["only"]
-    assert f"foresight: {chosen} replicas ({chosen} only) reach" in printed
+    assert f"foresight: {counted(chosen, 'replica')} ({chosen} only) reach" in printed
     assert (tmp_path / "plan-tiny.png").exists()
 
 

@@ -15,7 +15,7 @@ from ingress_kit import KeptFeedback, Kit, a_pool, an_access
 from typer.testing import CliRunner
 
 from cato.cli import app as cato_app
-from cato.cli import reference
+from cato.cli import explain, reference
 from cato.lab.chaos.local_pools import LocalPools, LocalRecords
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
@@ -76,6 +76,52 @@ def test_the_reference_is_what_the_code_says() -> None:
     assert REFERENCE.read_text(encoding="utf-8") == reference.text(), (
         "run `python -m cato.cli.reference`"
     )
+
+
+def test_the_reference_has_the_defaults_of_options() -> None:
+    rows = reference.text().splitlines()
+    for row in (
+        "| `--cells` | `0` | Random cells of",
+        "| `--seeds` | 10, or the scenario's |",
+        "| `--transport`, `--no-transport` | `--transport` |",
+        "| `--source` | required |",
+        "| `--yes`, `-y` |  |",
+    ):
+        assert any(r.startswith(row) for r in rows), row
+
+
+def test_the_receipt_in_the_readme_ends_as_the_code_prints_it() -> None:
+    times = {
+        "e2e_s": 0.5805,
+        "queue_s": 3e-4,
+        "overhead_s": 1e-4,
+        "ttft_s": 0.0654,
+        "tpot_s": 0.0082,
+    }
+    last = str(explain._totals({**times, "output_tokens": 64}))
+    assert last in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_folder_for_editing_has_no_dead_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cato_app, ["init", "my cato"])
+    assert result.exit_code == 0, result.output
+    assert "cd 'my cato'\n" in result.output
+    documents = list((tmp_path / "my cato").rglob("*.md"))
+    assert len(documents) >= 4
+    for document in documents:
+        for target in LINK.findall(document.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                found = (document.parent / target).resolve()
+                assert found.exists(), f"{document}: {target}"
+                assert found.is_relative_to(tmp_path / "my cato")
+    monitoring = tmp_path / "my cato" / "deployments" / "monitoring" / "README.md"
+    assert "`cato/telemetry/README.md` of CATO's sources explains" in monitoring.read_text()
+    (tmp_path / "my cato" / "workflows" / "README.md").unlink()
+    again = CliRunner().invoke(cato_app, ["init", "my cato"])
+    assert "wrote 1 file\n" in again.output
 
 
 @pytest.mark.parametrize(

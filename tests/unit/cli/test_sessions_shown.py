@@ -80,6 +80,13 @@ async def test_explain_shows_the_turns_of_a_session_by_its_name_or_a_calls_id(
     assert "was not a turn of a session" in no_turn.stderr
 
 
+async def test_no_name_is_asked_for() -> None:
+    for name in ("", " "):
+        result = await cato("explain", name)
+        assert result.exit_code == 2
+        assert "give the x-request-id of an answer" in " ".join(result.output.split())
+
+
 async def test_a_tenant_sees_its_own_sessions_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

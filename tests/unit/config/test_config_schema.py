@@ -426,6 +426,82 @@ def test_a_misspelt_application_is_named(tmp_path: Path) -> None:
         load_deploy_file(write(tmp_path, data))
 
 
+@pytest.mark.parametrize(
+    ("options", "path", "rule"),
+    [
+        ({"port": "abc"}, "http_options.port", "must be a whole number"),
+        ({"port": 80.5}, "http_options.port", "must be a whole number"),
+        ({"port": -1}, "http_options.port", "must be at least 1"),
+        ({"port": 99_999}, "http_options.port", "must be at most 65535"),
+        ({"host": [1]}, "http_options.host", "must be text"),
+        ({"host": "::"}, "http_options.host", "IPv6 addresses are not supported"),
+        ({"host": "[::1]"}, "http_options.host", "IPv6 addresses are not supported"),
+        ({"host": "a:80"}, "http_options.host", "`port` is a key of its own"),
+        ("foo", "http_options", "must be a mapping"),
+    ],
+)
+def test_a_wrong_address_is_told_before_serve_starts(
+    tmp_path: Path, options: object, path: str, rule: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_deploy_file(write(tmp_path, {**A_FILE, "http_options": options}))
+    (problem,) = caught.value.problems
+    assert problem.path == path
+    assert rule in problem.rule
+
+
+def test_other_options_of_serve_and_other_hosts_are_left_to_it(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "127.0.0.1", "localhost", "gpu-1.example"):
+        options = {"host": host, "port": 65_535, "root_path": "/x"}
+        load_deploy_file(write(tmp_path, {**A_FILE, "http_options": options}))
+    load_deploy_file(write(tmp_path, {"applications": A_FILE["applications"]}))
+
+
+def problems_of_deployments(folder: Path, engines: object, ingress: object) -> list[str]:
+    data: dict[str, Any] = copy.deepcopy(A_FILE)
+    data["applications"][0]["deployments"] = engines
+    data["applications"][1]["deployments"] = ingress
+    with pytest.raises(ConfigError) as caught:
+        load_deploy_file(write(folder, data))
+    return [f"{p.path}: {p.rule}" for p in caught.value.problems]
+
+
+def test_names_in_the_settings_of_the_control_plane_are_checked(tmp_path: Path) -> None:
+    config = {"pools": {"mian": {"routing": "power-of-tow"}}, "shared_pools": {"cards": {}}}
+    at = "applications[0].deployments[0].user_config"
+    told = problems_of_deployments(
+        tmp_path, [{"name": "control-plane", "user_config": config}], [{"name": "ingress"}]
+    )
+    assert told[:2] == [
+        f"{at}.pools.mian: no such pool (known: main)",
+        f"{at}.shared_pools.cards: no such pool (known: none)",
+    ]
+    assert told[2].startswith(f"{at}.pools.mian.routing: must be one of")
+    assert "did you mean 'power-of-two'?" in told[2]
+    assert len(told) == 3
+
+
+def test_a_deployment_that_the_application_lacks_is_named(tmp_path: Path) -> None:
+    engines = [{"name": "control-plan"}, 3, {"name": "control-plane", "user_config": 4}]
+    first, second, third, fourth = problems_of_deployments(tmp_path, engines, "foo")
+    assert first.startswith("applications[0].deployments[0].name: ")
+    assert "did you mean 'control-plane'?" in first
+    assert second == "applications[0].deployments[1]: must be a mapping with a `name`"
+    assert third.startswith("applications[0].deployments[2].user_config: must be a mapping")
+    assert fourth == "applications[1].deployments: must be a list"
+
+
+def test_right_settings_of_serves_deployments_pass(tmp_path: Path) -> None:
+    data: dict[str, Any] = copy.deepcopy(A_FILE)
+    name = next(iter(data["applications"][0]["args"]["pools"]["main"]["deployments"]))
+    config = {"pools": {"main": {"routing": "power-of-two"}}}
+    data["applications"][0]["deployments"] = [
+        {"name": "control-plane", "user_config": config},
+        {"name": name, "max_ongoing_requests": 5},
+    ]
+    load_deploy_file(write(tmp_path, data))
+
+
 LINES = yaml.safe_dump(A_FILE).splitlines()
 
 

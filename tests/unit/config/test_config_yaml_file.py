@@ -171,6 +171,19 @@ def test_all_problems_come_at_once_each_with_path_value_and_rule() -> None:
     ]
 
 
+def test_one_entry_is_one_entry() -> None:
+    class Lists(StrictModel):
+        one: list[int] = Field(min_length=1)
+        two: list[int] = Field(min_length=2)
+
+    with pytest.raises(ConfigError) as caught:
+        validate(Lists, {"one": [], "two": []}, "f.yaml")
+    assert [problem.rule for problem in caught.value.problems] == [
+        "must have at least 1 entry",
+        "must have at least 2 entries",
+    ]
+
+
 def test_an_unknown_key_suggests_the_known_one_at_its_place() -> None:
     data = {"nmae": "x", "name": "x", "inner": {"x": {"targt": "1s"}}, "many": [{"zzz": 1}]}
     assert problems(data) == [

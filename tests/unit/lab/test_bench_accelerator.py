@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +191,33 @@ def test_an_interrupt_keeps_what_was_whole(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
     assert statuses(json.loads(chosen.json_file.read_text())) == {"b": "done", "c": "cut off"}
+
+
+def test_no_report_is_written_where_nothing_can_be_measured(tmp_path: Path) -> None:
+    file = str(ROOT / "deployments" / "simulated.yaml")
+    chosen = Settings((file,), tmp_path / "report.json")
+    skipped = Canned(chosen, tmp_path, "cato", lambda: FACTS, Silent(), lambda what: None)
+    report = skipped.run()
+    assert set(statuses(report).values()) == {"skipped"}
+    assert not run.is_measured(report)
+    assert not chosen.json_file.exists()
+    tried, report = a_run(tmp_path, {"b": ValueError("no luck")}, only=("b",))
+    assert run.is_measured(tried.report)
+    assert statuses(report) == {"b": "failed"}
+
+
+@pytest.mark.slow
+def test_a_file_without_an_engine_to_measure_ends_with_a_problem(tmp_path: Path) -> None:
+    """In a process of its own: the command sets Ray's environment."""
+    cato, file = Path(sys.executable).with_name("cato"), ROOT / "deployments" / "simulated.yaml"
+    done = subprocess.run(
+        [cato, "bench", "accelerator", file, "--json", tmp_path / "x.json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "nothing could be measured here" in done.stderr
+    assert "seed 100, 1 run\n" in "".join(line.rstrip() + "\n" for line in done.stdout.splitlines())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_of_another_form_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -127,6 +127,42 @@ def test_models_that_are_simulated_or_on_a_hub_are_not_looked_for(tmp_path: Path
     check_files(load_deploy_file(ROOT / "deployments" / "nvidia.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("store", "rule"),
+    [
+        ("/proc/y/z.db", "no file can be made in /proc"),
+        ("{folder}/text", "{folder}/text is not a CATO metadata store"),
+        ("{folder}/text/m.db", "{folder}/text is not a folder"),
+        ("{folder}", "it is not a file"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_told_and_left_alone(
+    tmp_path: Path, store: str, rule: str
+) -> None:
+    (tmp_path / "text").write_text("a: 1\n")
+    path = a_file(tmp_path, store=store.format(folder=tmp_path))
+    before = sorted(tmp_path.iterdir())
+    (told,) = problems(path)
+    assert rule.format(folder=tmp_path) in told
+    assert f"{path}: store: " in told
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "text").read_text() == "a: 1\n"
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "{folder}/text", "{folder}/text/log"])
+def test_an_event_log_that_cannot_be_written_is_told(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "text").write_text("")
+    (told,) = problems(a_file(tmp_path, event_log=folder.format(folder=tmp_path)))
+    assert "event_log: " in told
+
+
+def test_folders_that_can_be_made_are_no_problem_and_not_made(tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    path = a_file(tmp_path, store=str(new / "deep" / "m.db"), event_log=str(new / "log"))
+    check_files(load_deploy_file(path))
+    assert not new.exists()
+
+
 # What Serve says
 
 TRACE = """The deployment failed to start 3 times in a row. Error:

@@ -21,8 +21,10 @@ from ingress_kit import COMPLETION, GENERATION, a_fast_pool, an_access, running
 from sign_in_kit import ISSUER, SPEC, Provider
 from test_keys import CHAT, PROMPT, a_key, bearer
 
+from cato.config.access import SignInArgs
+from cato.config.problems import validate
 from cato.config.schema import IngressArgs
-from cato.core.errors import AccessError
+from cato.core.errors import AccessError, ConfigError
 from cato.core.sign_in import person_of
 from cato.core.tenancy import Access, KeyHistory, Role
 from cato.serve.access.control import AccessControl
@@ -474,6 +476,27 @@ def test_the_file_says_who_may_sign_in() -> None:
 def test_settings_that_would_let_in_more_are_refused(change: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         IngressArgs(sign_in={**SIGN_IN, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("audience", "problem"),
+    [
+        ([], "audience: must have at least 1 entry (found an empty list)"),
+        ("", "audience[0]: must not be empty (found '')"),
+        (["a", ""], "audience[1]: must not be empty (found '')"),
+        (5, "audience: must be text or a list of texts (found 5)"),
+    ],
+)
+def test_a_wrong_audience_is_one_problem_in_plain_words(audience: object, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(SignInArgs, {**SIGN_IN, "audience": audience}, "f.yaml")
+    assert [str(p) for p in caught.value.problems] == [f"f.yaml: {problem}"]
+
+
+def test_an_audience_is_one_or_several() -> None:
+    for audience, read in (("a", ("a",)), (["a", "b"], ("a", "b"))):
+        args = validate(SignInArgs, {**SIGN_IN, "audience": audience}, "f.yaml")
+        assert args.to_sign_in().audiences == read
 
 
 def test_a_deployment_does_not_ignore_keys_and_ask_for_tokens() -> None:

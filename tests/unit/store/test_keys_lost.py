@@ -46,7 +46,7 @@ def make_key(store: Path) -> str:
 def damaged(store: Path) -> None:
     for file in store.parent.glob(f"{store.name}-*"):
         file.unlink()
-    store.write_bytes(b"no database" * 1000)
+    store.write_bytes(b"SQLite format 3\0" + b"no database" * 1000)
 
 
 def deleted(store: Path) -> None:

@@ -15,7 +15,14 @@ import pytest
 from sqlalchemy import Engine, event
 from store_kit import a_mean, a_sample, rows
 
-from cato.store.errors import StoreError, StoreTooNewError, StoreUnavailableError
+from cato.store.errors import (
+    StoreCorruptError,
+    StoreError,
+    StoreForeignError,
+    StoreMissingError,
+    StoreTooNewError,
+    StoreUnavailableError,
+)
 from cato.store.records import Learnt, Limits
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter, WriterSettings
@@ -220,14 +227,51 @@ def test_tables_stay_bounded_while_writing(path: Path, begin: Callable[..., Stor
 def test_a_damaged_file_is_set_aside_and_a_new_one_begun(
     path: Path, begin: Callable[..., StoreWriter], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path.write_bytes(b"this is no database " * 500)
+    damaged = b"SQLite format 3\0" + b"this is no database " * 500
+    path.write_bytes(damaged)
     writer = begin(path)
     writer.put([a_sample(1)])
     assert writer.flush(PATIENCE_S)
     assert tokens(path) == [1]
     (aside,) = path.parent.glob("metadata.db.corrupt-*Z")
-    assert aside.read_bytes() == b"this is no database " * 500
+    assert aside.read_bytes() == damaged
     assert f"was renamed to {aside.name} and a new one created" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"a: 1\n", b"this is no database " * 500, b"S"])
+def test_a_file_that_never_was_a_store_is_left_alone_and_serving_goes_on(
+    path: Path, begin: Callable[..., StoreWriter], content: bytes
+) -> None:
+    path.write_bytes(content)
+    writer = begin(path)
+    writer.put([a_sample(1)])
+    assert f"{path} is not a CATO metadata store" in writer.state().why
+    with pytest.raises(StoreForeignError):
+        MetadataStore.open(path, sets_aside=True)
+    assert [(p.name, p.read_bytes()) for p in path.parent.iterdir()] == [(path.name, content)]
+    path.unlink()
+    assert writer.flush(PATIENCE_S)
+    assert tokens(path) == [1]
+
+
+def test_the_database_of_another_program_is_left_alone(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE places (name)")
+    connection.commit()
+    connection.close()
+    content = path.read_bytes()
+    with pytest.raises(StoreForeignError, match="another program wrote this database"):
+        MetadataStore.open(path, sets_aside=True)
+    assert [(p.name, p.read_bytes()) for p in path.parent.iterdir()] == [(path.name, content)]
+
+
+def test_a_missing_store_is_made_only_by_a_caller_that_creates(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "metadata.db"
+    with pytest.raises(StoreMissingError, match=f"there is no metadata store at {path}"):
+        MetadataStore.open(path, creates=False)
+    assert list(tmp_path.iterdir()) == []
+    MetadataStore.open(path).close()
+    MetadataStore.open(path, creates=False).close()
 
 
 def test_a_file_damaged_inside_is_found_when_it_is_opened(path: Path) -> None:
@@ -237,7 +281,10 @@ def test_a_file_damaged_inside_is_found_when_it_is_opened(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 8192] = b"\xff" * 8192
     path.write_bytes(bytes(content))
-    store = MetadataStore.open(path)
+    with pytest.raises(StoreCorruptError, match=r"it is damaged .*restore a copy"):
+        MetadataStore.open(path)
+    assert path.read_bytes() == content, "only a control plane sets it aside"
+    store = MetadataStore.open(path, sets_aside=True)
     assert store.learnt() == Learnt()
     assert len(list(path.parent.glob("metadata.db.corrupt-*Z"))) == 1
     store.close()

@@ -48,7 +48,7 @@ class Work:
 # its load, too few to change a time.
 BY_LOAD = 1e-4
 
-# A queued call that can be in time: its latest start in seconds, its replica-seconds, its id.
+# A queued call that can be in time: by when it should start, its replica-seconds, its id.
 Queued = tuple[float, float, InvocationId]
 
 # Of a plan so many calls are searched at once.
@@ -120,8 +120,10 @@ class PlanningPolicy(OrderingPolicy, Protocol):
     """An order that looks at the whole queue, which `replicas` serve.
 
     `offered_load`: work that came lately, as a share of what the replicas can do. `missed`: see
-    `QueueLoad`.
+    `QueueLoad`. `reserve_s`: how long before its latest start a call should have started.
     """
+
+    def reserve_s(self, invocation: Invocation, work: Work) -> float: ...
 
     def plan(
         self,

@@ -216,7 +216,10 @@ class Backlog:
         """Its load counts in the pressure of the queue from now on."""
         invocation, now_s = waiting.invocation, self._replicas.clock.now_s
         if invocation.deadline_s < inf and invocation.id not in self.pressure:
-            latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
+            work = self.work_of(waiting)
+            if self._planner is not None:
+                waiting.reserve_s = self._planner.reserve_s(invocation, work)
+            latest_s = invocation.deadline_s - work.remaining_s
             self.pressure.join(invocation.id, latest_s, load_s, now_s, _kind_of(invocation))
 
     def _load_of(
@@ -296,7 +299,11 @@ class Backlog:
         pressure, replicas = self.pressure, max(1, len(self._accepting))
         offered_load = pressure.offered_load(now_s, replicas)
         old, speed = self._plan.start_by_s, replicas * pressure.pace
-        self._plan = ordering.plan(pressure.queued(), speed, now_s, offered_load, pressure.missed)
+        queued = [
+            (latest_s - self.waiting[id].reserve_s, load_s, id)
+            for latest_s, load_s, id in pressure.queued()
+        ]
+        self._plan = ordering.plan(queued, speed, now_s, offered_load, pressure.missed)
         new = self._plan.start_by_s
         outdated = [id for id in old if id not in new]
         for place, (id, by_s) in enumerate(new.items()):
@@ -311,7 +318,8 @@ class Backlog:
     def rank(self, waiting: Waiting, now_s: float) -> Rank:
         work, invocation = waiting.work or self.work_of(waiting), waiting.invocation
         latest_s = invocation.deadline_s - work.remaining_s
-        start_by_s = self._plan.place_of(invocation.id, latest_s, waiting.load_s)
+        by_s = latest_s - waiting.reserve_s
+        start_by_s = self._plan.place_of(invocation.id, by_s, waiting.load_s)
         remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
         load_s, decoding_s = waiting.load_s, waiting.decoding_s
         vain = self.pressure.in_vain(now_s) if invocation.is_paced_rest else 0.0

@@ -24,15 +24,15 @@ class ForesightOrdering:
     """The calls that the plan of the queue keeps, in its order; then others; hopeless last.
 
     The plan keeps as many calls in time as possible (`keep_most`), as if all of them took longer
-    (`_stretch`): more will come. Of those kept, the shortest go first, but a longer one waits for
-    them only while it has `margin` times the time that it needs. Turns of sessions that are kept go
-    by deadline: one that comes sooner leaves its session more time. Of the others the one with the
-    least work per chance goes first: it costs the others least. Work counts more the less likely it
-    is in time, by the belief about its length. Streams whose work differs by less than their
-    decoding may (`alike` times) go by arrival. Where prompts take nearly all the time, the order is
-    exact. Calls due as a whole are never planned, since their pace depends on what runs beside
-    them. While such a call has more slack than `relaxed` times its time alone, it follows the
-    others, by deadline.
+    (`_stretch`): more will come. A stream should start before it is doubtful (below). Of those
+    kept, the shortest go first, but a longer one waits for them only while it has `margin` times
+    the time that it needs. Turns of sessions that are kept go by deadline: one that comes sooner
+    leaves its session more time. Of the others the one with the least work per chance goes first:
+    it costs the others least. Work counts more the less likely it is in time, by the belief about
+    its length. Streams whose work differs by less than their decoding may (`alike` times) go by
+    arrival. Where prompts take nearly all the time, the order is exact. Calls due as a whole are
+    never planned, since their pace depends on what runs beside them. While such a call has more
+    slack than `relaxed` times its time alone, it follows the others, by deadline.
 
     Doubtful: a stream that is in time only if its first token comes as soon as predicted
     (`doubted_s`). Such calls follow those that can be met. Without an SLO: after all calls that can
@@ -63,6 +63,10 @@ class ForesightOrdering:
     aging: float = 0.05
     # A rank by chance is computed again after this share of the work, because it changes over time.
     refreshed: float = 0.1
+
+    def reserve_s(self, invocation: Invocation, work: Work) -> float:
+        # Turns of sessions go by deadline, so they do not wait for shorter ones.
+        return 0.0 if invocation.session else doubted_s(invocation, work)
 
     def plan(
         self,

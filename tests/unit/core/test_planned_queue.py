@@ -94,3 +94,27 @@ def test_calls_of_one_size_go_as_they_came() -> None:
     pool, names = Pool(), [f"{n:02d}" for n in range(40)]
     pool.offer(*(a_stream(name, 0.3, 99.0) for name in names))
     assert pool.started() == names
+
+
+def test_among_many_replicas_a_long_stream_starts_before_it_is_in_doubt() -> None:
+    """There others are served so fast that it could wait for them until it is nearly late."""
+    pool = PoolOrchestrator(PoolName("p"), policies_of(PoolPolicies()))
+    for n in range(20):
+        pool.handle(a_report(f"r{n}", profile=PROFILE, slots=1))
+        pool.handle(InvocationOffered(0.0, a_stream(f"running{n}", 0.1, 9.0)))
+    pool.handle(InvocationOffered(0.0, a_stream("long", 0.1, 0.6)))
+    for n in range(30):
+        pool.handle(InvocationOffered(0.0, a_stream(f"short{n}", 0.05, 99.0)))
+    for turn, (now_s, starts_long) in enumerate(((0.2, False), (0.42, True))):
+        # In doubt from 0.425 s on, late from 0.5. Five newcomers make a new plan.
+        for n in range(5):
+            newcomer = a_stream(f"new{turn}-{n}", 0.05, 99.0)
+            pool.handle(InvocationOffered(now_s, replace(newcomer, arrived_at_s=now_s)))
+        started: list[str] = []
+        for n in range(4):
+            ended = InvocationEnded(
+                now_s, InvocationId(f"running{4 * turn + n}"), 1, 1, "done", 0, 10
+            )
+            started += [c.invocation_id for c in pool.handle(ended) if isinstance(c, Dispatch)]
+        assert len(started) == 4
+        assert ("long" in started) == starts_long

@@ -23,10 +23,10 @@ class TokenPrice:
     cached_prompt: float
 
     def cost(self, used: Usage) -> float:
-        uncached = used.prompt_tokens - used.cached_prompt_tokens
+        uncached = _uncached(used)
         return (
             uncached * self.prompt
-            + used.cached_prompt_tokens * self.cached_prompt
+            + (used.prompt_tokens - uncached) * self.cached_prompt
             + used.output_tokens * self.output
         ) / 1e6
 
@@ -73,4 +73,9 @@ NO_PRICES = Prices()
 
 
 def _computed(used: Usage) -> int:
-    return used.prompt_tokens - used.cached_prompt_tokens + used.output_tokens
+    return _uncached(used) + used.output_tokens
+
+
+def _uncached(used: Usage) -> int:
+    """Never negative: no count of an engine makes a tenant's bill smaller than nothing."""
+    return max(0, used.prompt_tokens - used.cached_prompt_tokens)

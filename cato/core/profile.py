@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cato.core.prefix_cache import BLOCK_TOKENS
+from cato.core.wide import wide_tokens
+
+REFERENCE_CHARS_PER_TOKEN = 3.5
+"""`chars_per_token` of the vocabularies to which the estimates of `cato.core.wide` and
+`cato.wire.counting` are fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Profile:
     max_running: int
     context_tokens: int
     load_s: float
-    chars_per_token: float = 3.5
+    chars_per_token: float = REFERENCE_CHARS_PER_TOKEN
     latency_s: float = 0.0
     prefill_per_attended_token_s: float = 0.0
     weights_read_s: float = 0.0
@@ -229,8 +234,15 @@ class Profile:
         return self.service_s(300, 64)
 
     def count_tokens(self, text: str) -> int:
-        """Estimated tokens of `text`; exact counts come back with the engine's answer."""
-        return max(1, round(len(text) / self.chars_per_token))
+        """Estimated tokens of `text`; exact counts come back with the engine's answer.
+
+        Characters outside ASCII count as those of code with as many tokens.
+        """
+        chars = float(len(text))
+        if not text.isascii():
+            wide, tokens = wide_tokens(text.encode("utf-8", "replace"))
+            chars += REFERENCE_CHARS_PER_TOKEN * tokens - wide
+        return max(1, round(chars / self.chars_per_token))
 
 
 # For deployments that were never measured: a 7B model on a 32 GB GPU (the simulator's reference

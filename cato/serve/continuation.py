@@ -29,10 +29,13 @@ from cato.wire.transcript import Transcript, deltas_of, events_of, with_usage
 MAX_UNREAD_BYTES = 64 * 1024
 # Fields that rule out a continuation: positions and grammars count from the start of the answer.
 _FROM_THE_BEGINNING = (
-    "logprobs", "top_logprobs", "prompt_logprobs", "echo", "response_format", "structured_outputs",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions",
-    "prompt_embeds", "use_beam_search", "return_token_ids", "include_stop_str_in_output",
+    "top_logprobs", "echo", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "functions", "prompt_embeds", "use_beam_search",
+    "return_token_ids", "include_stop_str_in_output",
 )  # fmt: skip
+# The same for these, where 0 asks for the log probabilities of the tokens themselves.
+_LOGPROBS = ("logprobs", "prompt_logprobs")
+_LOGPROBS_OF_RESPONSES = "message.output_text.logprobs"
 # Fields that hold the output format in Responses and Messages.
 _FORMATS = ("text", "output_config")
 
@@ -41,6 +44,12 @@ def can_continue(call: EngineCall) -> bool:
     """Whether another engine can continue from the middle of the answer's text."""
     body = call.body
     if not call.stream or any(body.get(name) for name in _FROM_THE_BEGINNING):
+        return False
+    # By identity, because 0 == False.
+    if any(body.get(name) is not None and body[name] is not False for name in _LOGPROBS):
+        return False
+    include = body.get("include")
+    if isinstance(include, list) and _LOGPROBS_OF_RESPONSES in include:
         return False
     if any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
         return False
@@ -134,7 +143,10 @@ class Answer:
         # vLLM counts cached tokens in the last chunk alone; a later attempt finds other ones.
         if chunk.prompt_tokens >= 0 and (self.prompt_tokens < 0 or not self._goes_on):
             self.prompt_tokens = max(0, chunk.prompt_tokens - self._before)
-            self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
+            # The next engine's cache may also have held the text so far, which is no prompt here.
+            self.cached_tokens = min(
+                max(self.cached_tokens, chunk.cached_tokens), self.prompt_tokens
+            )
         if chunk.finish_reason not in (None, PREEMPTED):
             self.finish_reason, self.is_whole = chunk.finish_reason, True
             self.stop_sequence = chunk.stop_sequence or self.stop_sequence

@@ -34,7 +34,14 @@ from cato.serve.attempts import Attempts, why_it_waits
 from cato.serve.continuation import can_continue
 from cato.serve.lengths import Lengths
 from cato.serve.pools import PoolInfo, Pools
-from cato.serve.prompts import EngineCall, engine_call, tokenizing, with_room
+from cato.serve.prompts import (
+    MOST_CUTS,
+    EngineCall,
+    engine_call,
+    fewer_chars,
+    tokenizing,
+    with_room,
+)
 from cato.serve.reuse import Flight, Reuse
 from cato.telemetry.tracing import TRACEPARENT
 from cato.wire.endpoint import Endpoint
@@ -170,7 +177,7 @@ class Invoker:
         try:
             call = key = None
             if self._reuse is not None:
-                call = await self._engine_call(settings, command.names, pool, 1.0)
+                call = await self._engine_call(settings, command.names, pool)
                 key = self._reuse.key(self._rules.tenant, call)
             if call is None or key is None or not await self._shared(call, key, attempts):
                 await self._lead(settings, pool, attempts)
@@ -232,11 +239,11 @@ class Invoker:
     async def _invoke_to_its_end(
         self, settings: LlmSettings | CallSettings, pool: PoolInfo, attempts: Attempts
     ) -> None:
-        shrink, answer, id = 1.0, attempts.answer, attempts.id
+        cuts, most_chars, answer, id = 0, inf, attempts.answer, attempts.id
         lost: ReplicaLostError | EngineDeadError | None = None
         uncounted: ContextLengthError | None = None
         while True:
-            call = await self._engine_call(settings, attempts.command.names, pool, shrink)
+            call = await self._engine_call(settings, attempts.command.names, pool, most_chars)
             try:
                 while not await self._attempt(pool, answer.next_call(call), attempts):
                     if not answer.can_go_on(call):
@@ -257,10 +264,10 @@ class Invoker:
                     if other is None or answer.has_output:
                         raise
                     settings = other
-                elif settings.fim is None or shrink < 0.5:
+                elif settings.fim is None or cuts == MOST_CUTS:
                     raise
                 else:
-                    shrink *= 0.6
+                    cuts, most_chars = cuts + 1, fewer_chars(call, error, cuts)
             except (ReplicaLostError, EngineDeadError) as error:
                 if answer.is_whole:
                     return
@@ -287,10 +294,10 @@ class Invoker:
         settings: LlmSettings | CallSettings,
         names: Mapping[str, object],
         pool: PoolInfo,
-        shrink: float,
+        most_chars: float = inf,
     ) -> EngineCall:
         """Render the prompt here if that takes milliseconds, else in a thread."""
-        make = partial(engine_call, settings, names, pool, shrink, self._rules.salt)
+        make = partial(engine_call, settings, names, pool, most_chars, self._rules.salt)
         try:
             with little_work():
                 return make()

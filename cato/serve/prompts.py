@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from cato.core.errors import ContextLengthError, InputError
 from cato.core.ids import ModelName
+from cato.core.profile import REFERENCE_CHARS_PER_TOKEN
 from cato.core.record import record
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
 from cato.wire.as_chat import messages_as_chat
+from cato.wire.counting import estimated_tokens
 from cato.wire.limits import COMPLETION_TOKENS, limits_of, with_limits
 from cato.wire.prefix import block_chars, chain
 from cato.workflows.fim import fit_fim, render_fim
@@ -21,6 +24,11 @@ from cato.workflows.fim_families import stop_strings
 # Prompt tokens kept free for sentinels, the chat template and errors of the token estimate.
 MARGIN_TOKENS = 24
 MARGIN_FRACTION = 0.1
+# Most times that a prompt is cut by the estimate of its tokens.
+_MOST_ESTIMATES = 3
+# What is kept of a prompt each time that an engine refuses it without a count: 7 % in the end.
+_KEPT_SHARES = (0.7, 0.4, 0.25)
+MOST_CUTS = len(_KEPT_SHARES)
 
 
 @record
@@ -53,21 +61,21 @@ def engine_call(
     settings: LlmSettings | CallSettings,
     names: Mapping[str, object],
     pool: PoolInfo,
-    shrink: float = 1.0,
+    most_chars: float = inf,
     salt: str = "",
 ) -> EngineCall:
     """The call for `settings` rendered with `names`.
 
     A fill-in-the-middle prompt is cut to the context window, its `context` first; other prompts
-    must fit. `shrink` below 1 makes it shorter, after an engine found it too long. Engines share
-    their prefix cache among prompts with the same `salt`.
+    must fit. `most_chars` makes it shorter, after an engine found it too long (`fewer_chars`).
+    Engines share their prefix cache among prompts with the same `salt`.
     """
     if isinstance(settings, CallSettings):
         return _passthrough(settings, pool, salt)
     profile = pool.profile
     limit = settings.limit_of(names)
     room = profile.context_tokens - limit
-    room = int((room - MARGIN_TOKENS) * (1 - MARGIN_FRACTION) * shrink)
+    room = int((room - MARGIN_TOKENS) * (1 - MARGIN_FRACTION))
     if room < 1:
         raise ContextLengthError(
             f"max_tokens {limit} leaves no room for a prompt in the "
@@ -76,12 +84,12 @@ def engine_call(
     body: dict[str, object] = with_limits(settings.extra or {}, {"max_tokens": limit})
     endpoint = Endpoint.COMPLETIONS
     if settings.fim is not None:
-        prefix, suffix, context = fit_fim(
+        parts = (
             settings.fim.prefix.render(names),
             settings.fim.suffix.render(names),
             settings.fim.context.render(names) if settings.fim.context else "",
-            int(room * profile.chars_per_token),
         )
+        prefix, suffix, context = _fitted(parts, room, profile.chars_per_token, most_chars)
         text = render_fim(pool.model.family, prefix, suffix, context)
         body["prompt"] = text
         body |= fim_stops(body.get("stop"), pool.model.family)
@@ -106,6 +114,45 @@ def engine_call(
         model=model,
         prefix=chain(text, block_chars(profile.chars_per_token), model, salt),
     )
+
+
+def _fitted(
+    parts: tuple[str, str, str], room_tokens: int, chars_per_token: float, most_chars: float
+) -> tuple[str, str, str]:
+    """Prefix, suffix and context cut to `room_tokens`, and to `most_chars` characters.
+
+    Code is cut by its characters per token. Tables of numbers, other dense text and most languages
+    but English have fewer. Text that would not fit even without a margin is cut by the estimate of
+    its tokens, with another margin: such estimates are off by up to 15 %.
+    """
+    budget_chars = int(min(most_chars, room_tokens * chars_per_token))
+    scale = REFERENCE_CHARS_PER_TOKEN / chars_per_token
+    kept = fit_fim(*parts, budget_chars)
+    for _ in range(_MOST_ESTIMATES):
+        text = "".join(kept)
+        if 4 * len(text) * scale <= room_tokens:  # no character has more than four tokens
+            break
+        tokens = estimated_tokens(text) * scale
+        if tokens <= room_tokens / (1 - MARGIN_FRACTION):
+            break
+        budget_chars = int(len(text) * room_tokens / tokens * (1 - MARGIN_FRACTION))
+        kept = fit_fim(*parts, budget_chars)
+    return kept
+
+
+def fewer_chars(call: EngineCall, refused: ContextLengthError, cuts: int) -> int:
+    """Characters that the fill-in-the-middle prompt of `call` may have, after an engine refused it.
+
+    `cuts` is how often that happened before. vLLM often stops counting at its limit; then the
+    prompt gets shorter by a fixed share.
+    """
+    prompt = call.body["prompt"]
+    assert isinstance(prompt, str), "a fill-in-the-middle prompt is one text"
+    share = _KEPT_SHARES[cuts]
+    if refused.prompt_tokens and refused.context_tokens is not None:
+        room = max(0, refused.context_tokens - call.max_tokens - MARGIN_TOKENS)
+        share = min(1.0, room / refused.prompt_tokens) * (1 - MARGIN_FRACTION)
+    return int(len(prompt) * share)
 
 
 def fim_stops(stop: object, family: str) -> dict[str, object]:

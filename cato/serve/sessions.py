@@ -21,8 +21,9 @@ MOST_SESSIONS = 1_000
 # Plausible ratios of the engine's count to the estimate; others are ignored. A chat template that
 # leaves out tools and system text gives about 0.01.
 LEAST_RATIO, MOST_RATIO = 0.02, 10.0
-# The same for the text that a turn adds; smaller additions are not learnt from.
-LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
+# The same for the text that a turn adds: blanks and rules take fewer tokens than the estimate, and
+# a chat template may leave out reasoning. Smaller additions are not learnt from.
+LEAST_GROWTH, MOST_GROWTH = 0.2, 2.0
 LEAST_NEW_TOKENS = 100.0
 # A turn that adds this many tokens has weight 0.5 in the growth ratio.
 GROWTH_TOKENS = 1000.0

@@ -21,11 +21,15 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` is JSON text, which may be incomplete if the answer was cut."""
+    """`arguments` is JSON text, which may be incomplete if the answer was cut.
+
+    `is_custom`: a custom tool of Responses, whose arguments are free text.
+    """
 
     id: str
     name: str
     arguments: str
+    is_custom: bool = False
 
 
 Part = Text | Thinking | ToolCall

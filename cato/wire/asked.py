@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 from cato.wire.conversation import Message, Part, PartKind
 from cato.wire.reading import READERS, conversation_of
+from cato.wire.reading.responses import is_silent
 
 _LISTS = {"responses": "input"}
 # Fields of vLLM that fix the form of an answer, as they were before `structured_outputs`.
@@ -16,15 +18,17 @@ _STRUCTURED = {"json": "json_schema", "json_object": "json_object"}
 def last_message(endpoint: str, body: Mapping[str, object]) -> Message:
     """The last message of a body, or the prompt of a completion as a user's message.
 
-    Only this message is read. `endpoint` is the dialect's path under `/v1/`. Raise `InputError`
-    for an invalid message.
+    Only this message is read; items without text that follow it are passed over. `endpoint` is the
+    dialect's path under `/v1/`. Raise `InputError` for an invalid message.
     """
     if endpoint not in READERS:
         prompt = body.get("prompt")
         return Message("user", (Part(PartKind.TEXT, prompt),) if isinstance(prompt, str) else ())
     field = _LISTS.get(endpoint, "messages")
     listed = body.get(field)
-    last = listed[-1:] if isinstance(listed, list) else listed
+    last = listed
+    if isinstance(listed, list):
+        last = list(islice((item for item in reversed(listed) if not is_silent(item)), 1))
     messages = conversation_of(endpoint, {field: last}).messages if last else ()
     return messages[-1] if messages else Message("user", ())
 

@@ -17,10 +17,13 @@ from cato.wire.events import KEEP_ALIVE, Event
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 # Codex recognizes these: it stops and shows the reason.
 _KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
+# The item of a call to a custom tool, which has free text as its `input` instead of arguments.
+_CUSTOM = "custom_tool_call"
 _DELTAS: dict[str, Callable[[str], Delta]] = {
     "response.output_text.delta": Text,
     "response.reasoning_text.delta": Thinking,
     "response.function_call_arguments.delta": Arguments,
+    "response.custom_tool_call_input.delta": Arguments,
 }
 
 
@@ -44,7 +47,11 @@ class ResponsesWriter:
     done: ClassVar[bytes] = b""
     sign: ClassVar[bytes] = KEEP_ALIVE
     ends_of_parts: ClassVar[frozenset[str]] = frozenset(
-        {"response.function_call_arguments.done", "response.output_item.done"}
+        {
+            "response.function_call_arguments.done",
+            "response.custom_tool_call_input.done",
+            "response.output_item.done",
+        }
     )
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
@@ -78,8 +85,9 @@ class ResponsesWriter:
 
     def arguments(self, delta: str) -> list[Event]:
         self._said.append(delta)
-        kind = "response.function_call_arguments.delta"
-        return [self._event(kind, **self._item_place(), delta=delta)]
+        is_custom = self._open_item["type"] == _CUSTOM
+        field = "custom_tool_call_input" if is_custom else "function_call_arguments"
+        return [self._event(f"response.{field}.delta", **self._item_place(), delta=delta)]
 
     def closing(self, ending: Ending) -> list[Event]:
         nothing: list[Event] = [] if self._open or self._items else self._begin(Text(""))
@@ -165,8 +173,12 @@ class ResponsesWriter:
                 ends["response.reasoning_text.done"] = {**self._place(), "text": said}
             case ToolCall(id, name):
                 part = ToolCall(id, name, said)
-                fields = {**self._item_place(), "name": name, "arguments": said}
-                ends["response.function_call_arguments.done"] = fields
+                place, item = self._item_place(), self._open_item
+                if item["type"] == _CUSTOM:
+                    ends["response.custom_tool_call_input.done"] = {**place, "input": said}
+                else:
+                    fields = {**place, "name": item.get("name") or name, "arguments": said}
+                    ends["response.function_call_arguments.done"] = fields
             case _:
                 assert_never(part)
         if not isinstance(part, ToolCall):
@@ -204,23 +216,35 @@ class ResponsesWriter:
             case Thinking():
                 return {**head, "type": "reasoning", "summary": [], "content": []}
             case ToolCall(call_id, name):
-                call = {"call_id": call_id, **self._tool(name), "arguments": ""}
-                return {**head, "type": "function_call", **call}
+                call = {"call_id": call_id, **self._tool(name)}
+                if self._is_custom(name):
+                    return {"id": f"ctc_{self.id}_{index}", "type": _CUSTOM, **call, "input": ""}
+                return {**head, "type": "function_call", **call, "arguments": ""}
             case _:
                 assert_never(part)
 
     def _tool(self, name: str) -> dict[str, str]:
         """The name of a tool, and its namespace if it was offered inside one.
 
-        Codex uses both. The model knows the tool as vLLM writes it, `namespace__name`.
+        Codex uses both. The model knows the tool as vLLM writes it, `namespace__name`. Some models
+        leave the namespace out: then the tool is found only if no other one has this name.
         """
-        for tool in self.asked.get("tools") or ():
-            if tool.get("type") == "namespace":
-                space = tool["name"]
-                for inner in tool.get("tools") or ():
-                    if name in (inner.get("name"), f"{space}__{inner.get('name')}"):
-                        return {"name": inner["name"], "namespace": space}
-        return {"name": name}
+        tools = self.asked.get("tools") or ()
+        inner = [
+            {"name": str(one.get("name")), "namespace": str(tool.get("name"))}
+            for tool in tools
+            if tool.get("type") == "namespace"
+            for one in tool.get("tools") or ()
+        ]
+        if whole := [one for one in inner if name == f"{one['namespace']}__{one['name']}"]:
+            return whole[-1]  # the last one, as in vLLM
+        bare = [one for one in inner if name == one["name"]]
+        is_outside = any(t.get("name") == name for t in tools if t.get("type") != "namespace")
+        return bare[0] if len(bare) == 1 and not is_outside else {"name": name}
+
+    def _is_custom(self, name: str) -> bool:
+        tools = self.asked.get("tools") or ()
+        return any(t.get("type") == "custom" and t.get("name") == name for t in tools)
 
     def _response(self, output: list[dict[str, Any]], ending: Ending | None) -> dict[str, Any]:
         is_cut = ending is not None and ending.finish_reason == "length"
@@ -265,12 +289,17 @@ def _part_of(item: Mapping[str, Any]) -> Part:
         case "reasoning":
             return Thinking("")
         case kind:
-            return ToolCall(item.get("call_id") or item["id"], item.get("name") or kind, "")
+            # With its namespace, as the model called it: the same name may exist in several.
+            names = (item.get("namespace"), item.get("name") or kind)
+            name = "__".join(part for part in names if part)
+            return ToolCall(item.get("call_id") or item["id"], name, "", kind == _CUSTOM)
 
 
 def _ended(item: Mapping[str, Any], part: Part) -> dict[str, Any]:
     """A finished item with its content."""
     if isinstance(part, ToolCall):
+        if item["type"] == _CUSTOM:
+            return {**item, "input": part.arguments}
         return {**item, "status": "completed", "arguments": part.arguments}
     return {**item, "status": "completed", "content": [_content(part)]}
 

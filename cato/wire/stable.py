@@ -9,7 +9,7 @@ tool, an instruction or an output: `tests/unit/wire/test_stable.py` checks this 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from cato.wire.endpoint import Endpoint
@@ -53,11 +53,13 @@ def _without_billing(body: Body) -> Body | None:
     return None if len(kept) == len(system) else {**body, "system": kept}
 
 
-def _with_tools_in_place(body: Body) -> Body | None:
-    """Move the definition of a tool that is loaded later to the message that reports its loading.
+def _with_loaded_tools_last(body: Body) -> Body | None:
+    """Leave out the tools that may be loaded later; put those that were loaded after all others.
 
     https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/tool-search-tool: a deferred tool
-    is not part of the prompt until a `tool_reference` names it, and is expanded there.
+    is not part of the prompt until a `tool_reference` names it. The client inserts it among the
+    other tools by its name; at the end, those before it stay the same. It must remain in `tools`:
+    vLLM's tool parsers and grammars take the valid names and the types of arguments from there.
     """
     tools = body.get("tools")
     if not isinstance(tools, list):
@@ -69,30 +71,50 @@ def _with_tools_in_place(body: Body) -> Body | None:
         return None
     kept = [t for t in tools if not (isinstance(t, Mapping) and t.get("defer_loading"))]
     messages = body.get("messages")
-    changed = _mapped(messages, lambda block: _with_definitions(block, later))
-    return {**body, "tools": kept, "messages": changed}
+    # In the order of loading, so that each one only extends the list.
+    for name in dict.fromkeys(_references(messages)):
+        if name in later:
+            kept.append({k: v for k, v in later[name].items() if k != "defer_loading"})
+    return {**body, "tools": kept, "messages": _mapped(messages, _with_words)}
 
 
-def _with_definitions(block: object, tools: Mapping[str, Mapping[str, object]]) -> object:
-    """A tool result, with the definition of every tool that it refers to."""
+def _references(messages: object) -> Iterator[str]:
+    """Names of the tools to which messages refer, in order.
+
+    Calls count too, because a client may have cleared the result that loaded their tool. So does
+    the block of a tool's addition or removal: vLLM refuses it if that tool is not in `tools`.
+    """
+    for message in messages if isinstance(messages, list) else ():
+        for block in _blocks(message) if isinstance(message, Mapping) else ():
+            if isinstance(block, Mapping):
+                content = block.get("content")
+                items = content if isinstance(content, list) else []
+                yield from filter(None, map(_referred, [*items, block.get("tool")]))
+                if block.get("type") == "tool_use":
+                    yield str(block.get("name"))
+
+
+def _with_words(block: object) -> object:
+    """A tool result with a sentence in place of each reference: many templates drop references."""
     if not isinstance(block, Mapping) or block.get("type") != "tool_result":
         return block
     content = block.get("content")
     if not isinstance(content, list):
         return block
-    return {**block, "content": [_definition(item, tools) for item in content]}
+    said = [
+        {"type": "text", "text": f"The tool {name} can be called now."}
+        if (name := _referred(item))
+        else item
+        for item in content
+    ]
+    return {**block, "content": said}
 
 
-def _definition(item: object, tools: Mapping[str, Mapping[str, object]]) -> object:
+def _referred(item: object) -> str:
+    """The tool that a reference names; empty for anything else."""
     if not isinstance(item, Mapping) or item.get("type") != "tool_reference":
-        return item
-    name = str(item.get("tool_name"))
-    tool = tools.get(name)
-    if tool is None:
-        return {"type": "text", "text": f"The tool {name} can be called now."}
-    marks = ("defer_loading", "cache_control")
-    text = json.dumps({k: v for k, v in tool.items() if k not in marks}, ensure_ascii=False)
-    return {"type": "text", "text": f"The tool {name} can be called now: {text}"}
+        return ""
+    return str(item.get("tool_name") or item.get("name") or "")
 
 
 def _with_system_in_place(body: Body) -> Body | None:
@@ -216,8 +238,8 @@ RULES = (
         "Claude Code",
         "2.1.330",
         _MESSAGES,
-        "moves the definition of a tool loaded later to the message that reports its loading",
-        _with_tools_in_place,
+        "leaves out tools that are not loaded yet, and puts loaded ones after all others",
+        _with_loaded_tools_last,
     ),
     Rule(
         LATE_SYSTEM,

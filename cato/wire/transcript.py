@@ -32,12 +32,16 @@ class Transcript:
     # Continues the stream; None before its first bytes.
     writer: AnswerWriter | None = None
     _is_call_ended: bool = False
+    _is_custom: bool = False  # the last call, to a custom tool: its input is free text
     _arguments: list[str] = field(default_factory=list)
 
     @property
     def has_whole_calls(self) -> bool:
         """Whether the answer ends with a complete tool call, which the client can execute."""
-        return self.calls > 0 and (self._is_call_ended or _is_object("".join(self._arguments)))
+        if self.calls == 0 or self._is_call_ended:
+            return self.calls > 0
+        # Free text that reads like JSON may still go on.
+        return not self._is_custom and _is_object("".join(self._arguments))
 
     def sent(self, raw: bytes, text: str) -> None:
         """Record the first engine's events and their text."""
@@ -80,9 +84,9 @@ class Transcript:
         match delta:
             case Thinking():
                 self.has_thinking = True
-            case ToolCall():
+            case ToolCall(is_custom=is_custom):
                 self.calls += 1
-                self._is_call_ended = False
+                self._is_call_ended, self._is_custom = False, is_custom
                 self._arguments.clear()
             case Arguments(text):
                 self._arguments.append(text)

@@ -65,29 +65,38 @@ _FILE_MARKS = {
     "glm": r"(?:###REFERENCE:\s*)?###PATH:",
 }
 _GLM_SETTINGS = re.compile(r"^(?:<\|user\|>|###LANGUAGE:[^\n]*|###MODE:[^\n]*)\n", re.MULTILINE)
-_AFTER_END = re.compile(r"\s*(?:<\|assistant\|>)?\s*\Z")
+# Texts that may stand before the first sentinel of a family without an end mark, and after an end
+# mark; both without the white space around them.
+_BEFORE_BEGIN = ("", "<s>")
+_AFTER_END = ("", "<|assistant|>")
 
 
 def parse_fim(prompt: str) -> FimParts | None:
     """The parts of a fill-in-the-middle prompt of any known family; None for other text.
 
-    The last sentinel must end the prompt: elsewhere it is part of the code.
+    The last sentinel must end the prompt: elsewhere it is part of the code. In families without an
+    end mark, the first sentinel must begin the prompt instead.
     """
     for (begin, hole, end), families in _FORMS.items():
         start = prompt.find(begin)
         middle = prompt.find(hole, start + len(begin)) if start >= 0 else -1
         if middle < 0:
             continue
-        stop = prompt.rfind(end) if end else len(prompt)
-        if stop < middle + len(hole) or not _AFTER_END.match(prompt, stop + len(end)):
+        before, stop = prompt[:start], prompt.rfind(end) if end else len(prompt)
+        if stop < middle + len(hole) or not _is_bounded(before, end, prompt[stop + len(end) :]):
             continue
-        before = prompt[:start]
         first, second = prompt[start + len(begin) : middle], prompt[middle + len(hole) : stop]
         is_swapped = any(FAMILIES[name].suffix_first for name in families)
         prefix, suffix = (second, first) if is_swapped else (first, second)
         context, path, prefix = _files(before, prefix, families)
         return FimParts(prefix, suffix, context, path, frozenset(families))
     return None
+
+
+def _is_bounded(before: str, end: str, after: str) -> bool:
+    """Whether the sentinels between these texts form a prompt, and are no code about sentinels."""
+    # Not a regular expression: `\s*` before `\Z` takes quadratic time, and clients write this text.
+    return after.strip() in _AFTER_END and (bool(end) or before.strip() in _BEFORE_BEGIN)
 
 
 def _files(before: str, prefix: str, families: set[str]) -> tuple[str, str, str]:

@@ -1,13 +1,15 @@
-"""Streams of a real vLLM that are cut and go on, in the dialects of agents."""
+"""Streams of a real vLLM that are cut and go on, and what it makes of bodies that CATO rewrote."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from cato.serve.continuation import Answer
 from cato.serve.prompts import EngineCall
 from cato.wire.as_chat import messages_as_chat
 from cato.wire.endpoint import Endpoint
+from cato.wire.stable import stable
 from tests.live.test_engines_vllm import MODEL, SPEC
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -187,6 +190,101 @@ MESSAGES_BODY: dict[str, Any] = {
         },
     ],
 }
+
+
+class Words:
+    """A tokenizer that knows only the marks of tool calls."""
+
+    all_special_tokens: tuple[str, ...] = ()
+    all_special_ids: tuple[int, ...] = ()
+
+    def __init__(self, marks: list[str]) -> None:
+        self.vocab = {mark: i for i, mark in enumerate(["other", *marks])}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocab
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return [self.vocab.get(text, 0)]
+
+    def decode(self, ids: list[int], **_: object) -> str:
+        return ""
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self.vocab.get(token)
+
+
+# By parser: its marks, and how the model calls a tool with a number and a list.
+CALLS = {
+    "qwen3.Qwen3Parser": (
+        ["<think>", "</think>", "<tool_call>", "</tool_call>"],
+        "<tool_call>\n<function=Todo>\n<parameter=list>\n[1]\n</parameter>\n"
+        "<parameter=limit>\n5\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm47_moe.Glm47MoeParser": (
+        ["<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>",
+         "<arg_value>", "</arg_value>", "<|user|>", "<|assistant|>", "<|observation|>"],
+        "<tool_call>Todo<arg_key>list</arg_key><arg_value>[1]</arg_value>"
+        "<arg_key>limit</arg_key><arg_value>5</arg_value></tool_call>",
+    ),
+    "minimax_m2.MinimaxM2Parser": (
+        ["<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"],
+        '<minimax:tool_call>\n<invoke name="Todo">\n<parameter name="list">[1]</parameter>\n'
+        '<parameter name="limit">5</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parser", CALLS)
+async def test_a_tool_that_was_loaded_later_is_called_with_its_types(parser: str) -> None:
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    types = {"list": {"type": "array"}, "limit": {"type": "integer"}}
+    schema = {"type": "object", "properties": types}
+    found = {"type": "tool_reference", "tool_name": "Todo"}
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "tools": [
+            {"name": "Read", "input_schema": {"type": "object"}},
+            {"name": "Todo", "input_schema": schema, "defer_loading": True},
+        ],
+        "messages": [
+            {"role": "user", "content": "Note it."},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c", "name": "ToolSearch", "input": {}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": [found]}],
+            },
+        ],
+    }
+    better, changed = stable(Endpoint.MESSAGES, body)
+    assert changed == ["deferred-tools"]
+    asked = AnthropicServingMessages.to_chat_completion_request(
+        AnthropicMessagesRequest.model_validate(better)
+    )
+    marks, said = CALLS[parser]
+    module, _, name = parser.partition(".")
+    words = Words(marks)
+    reader = getattr(import_module(f"vllm.parser.{module}"), name)(
+        words, asked.tools, chat_template_kwargs={"enable_thinking": False}
+    )
+    pieces = [piece for piece in re.split(f"({'|'.join(map(re.escape, marks))})", said) if piece]
+    names, arguments = "", ""
+    for i, piece in enumerate(pieces):
+        is_last = i == len(pieces) - 1
+        delta = reader.parse_delta(
+            piece, words.encode(piece), asked, prompt_token_ids=[0], finished=is_last
+        )
+        for call in delta.tool_calls if delta else ():
+            names += call.function.name or ""
+            arguments += call.function.arguments or ""
+    assert names == "Todo"
+    assert json.loads(arguments) == {"list": [1], "limit": 5}
 
 
 async def test_messages_become_the_chat_that_vllm_makes_of_them() -> None:

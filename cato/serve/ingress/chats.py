@@ -14,6 +14,7 @@ from functools import partial
 from starlette.requests import Request
 
 from cato.core.errors import CatoError, InputError
+from cato.core.profile import REFERENCE_CHARS_PER_TOKEN
 from cato.core.receipt import SlaReceipt
 from cato.core.session import Turn
 from cato.serve.executor import RunningTask
@@ -42,10 +43,6 @@ from cato.serve.sessions import Hashing
 from cato.wire.conversation import PartKind
 from cato.wire.endpoint import Endpoint
 from cato.wire.prefix import block_chars
-
-# `Profile.chars_per_token` of the vocabularies that `cato.wire.counting` is fitted to.
-REFERENCE_CHARS_PER_TOKEN = 3.5
-
 
 # Choosing a task or model
 

@@ -80,6 +80,11 @@ def _messages(item: Block) -> list[Message]:
     return [Message("user", (Part(PartKind.TEXT, as_text(item)),))]
 
 
+def is_silent(item: object) -> bool:
+    """Whether an item is reasoning without text, such as encrypted reasoning: it is no message."""
+    return isinstance(item, Mapping) and item.get("type") == "reasoning" and not _messages(item)
+
+
 def _output(item: Block) -> object:
     """A tool's output: a text, blocks, or (custom tools) any other value, as JSON."""
     output = item.get("output")

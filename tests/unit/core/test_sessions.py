@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
+from hashlib import sha512
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cato.core.profile import UNMEASURED
 from cato.serve.sessions import Hashing, SessionMemory
 from cato.wire.counting import SECTION_TOKENS, estimated_tokens
 from cato.wire.prefix import chain
@@ -178,6 +181,59 @@ def test_characters_a_token_depend_on_the_kind_of_text(
     text: str, least: float, most: float
 ) -> None:
     assert least < len(text) / estimated_tokens(text) < most
+
+
+# Tokens of Mistral's Tekken for one repetition.
+TEKKEN = [
+    ("Пожалуйста, перепиши эту функцию так, чтобы она обрабатывала пустые списки. ", 23),
+    ("يرجى إعادة هيكلة هذه الدالة بحيث تتعامل مع القوائم الفارغة. ", 18),
+    ("请帮我重构这个函数，使它能够处理空列表，并且在输入无效时抛出异常。", 33),
+    ("この関数をリファクタリングして、空のリストを処理できるようにしてください。", 24),
+    ("이 함수를 리팩터링하여 빈 목록을 처리할 수 있게 해 주세요. ", 20),
+    ("🎉🚀🔥💡📦🐛😀🤖👍🧪", 40),
+]
+BLOBS = [
+    (b64encode(sha512(b"base64").digest()).decode(), 66),
+    (sha512(b"hex").hexdigest(), 114),
+    ("-" * 80 + "\n", 3),
+    ("=" * 80 + "\n", 4),
+    ("name" + " " * 100 + "value\n", 5),
+]
+
+
+@pytest.mark.parametrize(("text", "tokens"), TEKKEN + BLOBS)
+def test_estimates_hold_for_other_languages_and_dense_text(text: str, tokens: int) -> None:
+    assert 0.6 < estimated_tokens(text * 20) / (20 * tokens) < 1.6
+
+
+@pytest.mark.parametrize(("text", "tokens"), TEKKEN)
+def test_profiles_count_other_languages(text: str, tokens: int) -> None:
+    assert 0.6 < UNMEASURED.count_tokens(text * 20) / (20 * tokens) < 1.6
+    halved = replace(UNMEASURED, chars_per_token=7.0)
+    assert halved.count_tokens(text * 20) == pytest.approx(
+        UNMEASURED.count_tokens(text * 20) / 2, abs=1
+    )
+
+
+def test_profiles_count_ascii_by_its_characters_alone() -> None:
+    assert UNMEASURED.count_tokens("x = 1\n" * 700) == 1200
+    assert UNMEASURED.count_tokens("") == 1
+    assert UNMEASURED.count_tokens("\ud83d") == 1  # half a character
+
+
+def test_what_a_turn_adds_may_take_far_fewer_tokens_than_estimated() -> None:
+    memory = a_memory()
+    sections = ["words " * 300]
+    reading = memory.read("s", sections, HASHING, kind="k")
+    truth = reading.raw_tokens
+    memory.learn("s", "k", reading, round(truth))
+    for turn in range(6):
+        sections.append(f"{turn}234567890 " * 300)
+        before, reading = reading, memory.read("s", sections, HASHING, kind="k")
+        truth += (reading.raw_tokens - before.raw_tokens) * 0.3
+        last_tokens = reading.prompt.tokens
+        memory.learn("s", "k", reading, round(truth))
+    assert last_tokens == pytest.approx(truth, rel=0.03)
 
 
 def test_a_sample_of_a_long_text_counts_like_the_whole() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from ingress_kit import (
     SLOW,
     a_fast_pool,
     a_pool,
+    a_profile,
     a_slow_pool,
     running,
     sse_events,
@@ -24,9 +27,13 @@ from ingress_kit import (
 )
 from mistralai.client import Mistral
 
+from cato.core.errors import ContextLengthError
 from cato.core.ids import ReplicaId
-from cato.engines.simulated import simulated_text
+from cato.core.topology import EngineSpec
+from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.simulated import SimulatedEngine, simulated_text
 from cato.serve.ingress.feedback import Feedback, Reaction
+from cato.serve.prompts import MARGIN_FRACTION, MARGIN_TOKENS, MOST_CUTS
 from cato.workflows.fim import render_fim
 
 PREFIX, SUFFIX = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
@@ -159,6 +166,89 @@ async def test_a_stream_of_one_prompt_in_a_list_goes_on_when_its_engine_is_lost(
             await pool.kill(ReplicaId("sim-slow#0"))
             texts += [chunk.choices[0].text async for chunk in stream if chunk.choices]
     assert "".join(texts) == simulated_text(0, PREFIX, 30)
+
+
+class CountingEngine(SimulatedEngine):
+    """Refuses prompts by its own tokens per character; `counts`: and says how many it counted."""
+
+    def __init__(self, tokens_per_char: float, *, counts: bool = True) -> None:
+        super().__init__(a_profile(), EngineSpec(kind="simulated"), "sim-fast")
+        self._tokens_per_char, self._counts = tokens_per_char, counts
+        self.prompts: list[str] = []
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        self.prompts.append(str(request.body["prompt"]))
+        tokens, context = len(self.prompts[-1]) * self._tokens_per_char, self.facts.context_tokens
+        if tokens + 12 > context:
+            counted = round(tokens) if self._counts else None
+            raise ContextLengthError("too long", prompt_tokens=counted, context_tokens=context)
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def prompts_of(folder: Path, engine: CountingEngine, code: str) -> list[str]:
+    """The prompts that reach `engine` for a completion in the middle of `code`, the last of them
+    with success."""
+    pool, half = a_pool("sim-fast", "fast", replicas=0), len(code) // 2
+    pool.add(engine)
+    async with running(folder, pool, workflows=(COMPLETION,)) as kit, kit.http() as http:
+        body = {**FIM, "prompt": code[:half], "suffix": code[half:]}
+        text_of(await http.post("/v1/completions", json=body))
+    return engine.prompts
+
+
+DIGITS = "".join(f"{n:04x}" for n in range(0, 65_536, 3))
+
+
+@pytest.mark.parametrize(
+    ("code", "tokens_per_char"),
+    [
+        (" ".join(f"0x{DIGITS[i : i + 2]}," for i in range(0, 20_000, 2)), 0.95),
+        ("\n".join(DIGITS[i : i + 64] for i in range(0, 20_000, 64)), 0.9),
+        ("    # この関数をリファクタリングして\n    x = compute(x)\n" * 400, 0.51),
+        ("🎉🚀🔥💡📦🐛😀🤖👍🧪\n" * 900, 3.7),
+    ],
+)
+async def test_dense_code_is_cut_to_fit_at_once(
+    tmp_path: Path, code: str, tokens_per_char: float
+) -> None:
+    engine = CountingEngine(tokens_per_char)
+    (prompt,) = await prompts_of(tmp_path, engine, code)
+    assert len(prompt) * tokens_per_char > 0.6 * engine.facts.context_tokens
+
+
+async def test_the_window_of_ordinary_code_is_that_of_its_characters(tmp_path: Path) -> None:
+    code = "    for item in items:\n        total += item.price\n" * 900
+    (prompt,) = await prompts_of(tmp_path, CountingEngine(0.25), code)
+    room_chars = int((4096 - 12 - MARGIN_TOKENS) * (1 - MARGIN_FRACTION)) * 3.5
+    assert room_chars - 100 < len(prompt) <= room_chars + 40
+
+
+@pytest.mark.parametrize("chars", [5_000, 40_000])
+async def test_a_prompt_that_an_engine_refuses_is_cut_by_the_engines_count(
+    tmp_path: Path, chars: int
+) -> None:
+    engine = CountingEngine(2.5)
+    refused, prompt = await prompts_of(tmp_path, engine, "word word\n" * (chars // 10))
+    assert len(prompt) < len(refused)
+    assert 2.5 * len(prompt) > 0.8 * engine.facts.context_tokens
+
+
+@pytest.mark.parametrize("tokens_per_char", [0.5, 1.0, 2.5])
+async def test_a_prompt_that_an_engine_refuses_without_a_count_gets_ever_shorter(
+    tmp_path: Path, tokens_per_char: float
+) -> None:
+    engine = CountingEngine(tokens_per_char, counts=False)
+    prompts = await prompts_of(tmp_path, engine, "word word\n" * 4000)
+    assert 2 <= len(prompts) <= 1 + MOST_CUTS
+
+
+async def test_a_prompt_that_no_cut_makes_fit_is_refused(tmp_path: Path) -> None:
+    engine = CountingEngine(1000.0, counts=False)
+    with pytest.raises(AssertionError, match="context_length_exceeded"):
+        await prompts_of(tmp_path, engine, "word word\n" * 4000)
+    assert len(engine.prompts) == 1 + MOST_CUTS
 
 
 @pytest.mark.parametrize("prompt", [["x", "y"], [[1, 2]], []])

@@ -51,6 +51,16 @@ def test_card_hours_are_divided_by_the_tokens_that_were_computed() -> None:
     ]
 
 
+def test_no_count_of_cached_tokens_makes_a_cost_negative() -> None:
+    one = used(prompt=100, cached=300)
+    by_token = Prices("EUR", {"m": TokenPrice(prompt=2e6, output=8e6, cached_prompt=1e6)})
+    assert by_token.costs([one], [one], [], {}) == [100.0]
+    other = used("blue", prompt=50)
+    by_card = Prices("EUR", card_hour=3.0)
+    held = [CardTime(DAY, "m", 3600.0)]
+    assert by_card.costs([one, other], [one, other], held, {}) == [0.0, 3.0]
+
+
 def test_a_price_for_tokens_comes_before_one_for_cards() -> None:
     prices = Prices("EUR", {"m": TokenPrice(1.0, 1.0, 1.0)}, card_hour=3.0)
     one = used(output=1_000_000)

@@ -59,6 +59,14 @@ TOOL = {"type": "function", "function": {"name": "ls"}}
             "tool",
             "a.py",
         ),
+        # Reasoning that is encrypted, or has no summary, has no text.
+        (
+            "responses",
+            {"input": [HELLO, {"type": "reasoning", "id": "rs_1", "summary": []}]},
+            "user",
+            "Hello.",
+        ),
+        ("responses", {"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "user", ""),
         ("responses", {"input": []}, "user", ""),
     ],
 )

@@ -23,6 +23,7 @@ from cato.serve import continuation
 from cato.serve.continuation import Answer, can_continue
 from cato.serve.prompts import EngineCall
 from cato.wire.answer import Ending, Part, Text, Thinking, ToolCall
+from cato.wire.begun import begun_chat
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, event_bytes, events_bytes
 from cato.wire.limits import limits_of
@@ -190,9 +191,31 @@ async def test_a_clients_own_unfinished_message_is_gone_on_with() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "extended"),
+    [
+        ("def", "def f"),
+        (None, " f"),
+        # One part: vLLM writes a line break between two.
+        ([{"type": "text", "text": "def"}], [{"type": "text", "text": "def f"}]),
+        (["x", "def"], ["x", "def f"]),
+        ([{"type": "image_url"}], [{"type": "image_url"}, {"type": "text", "text": " f"}]),
+        ([], [{"type": "text", "text": " f"}]),
+    ],
+)
+def test_a_clients_own_unfinished_message_is_extended_in_its_form(
+    content: object, extended: object
+) -> None:
+    begun = {"role": "assistant", "content": content, "reasoning": "Hm."}
+    body = {"messages": [{"role": "user", "content": "x"}, begun], "continue_final_message": True}
+    *_, last = begun_chat(body, " f")["messages"]
+    assert last == {**begun, "content": extended}
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"logprobs": 1},
+        {"logprobs": 0},  # of the tokens themselves
         {"response_format": {"type": "json_object"}},
         {"n": 2},
         {"include_stop_str_in_output": True},
@@ -202,6 +225,7 @@ async def test_a_clients_own_unfinished_message_is_gone_on_with() -> None:
 def test_what_counts_from_the_beginning_cannot_go_on(fields: dict[str, object]) -> None:
     assert not can_continue(a_call(**fields))
     assert can_continue(a_call())
+    assert can_continue(a_call(Endpoint.CHAT, logprobs=False, top_logprobs=None))
 
 
 def chat_chunk(index: int, text: str, finish: str | None = None, tokens: int = 0) -> EngineChunk:
@@ -242,6 +266,8 @@ def test_cached_tokens_are_those_of_the_last_chunk_as_vllm_counts_them_there() -
 @pytest.mark.parametrize(
     ("lost", "last", "counts"),
     [
+        # The later engine also had the text so far in its cache: that is no prompt.
+        (EngineChunk("abc", 200), EngineChunk("d", 2, 300, 288, "stop"), (100, 100)),
         # A later attempt counts neither the prompt nor its cache again.
         (EngineChunk("a", 1, 1_000, 0), EngineChunk("b", 1, 1_001, 1_001, "stop"), (1_000, 0)),
         # An attempt that was lost before its first token leaves no counts.
@@ -262,14 +288,16 @@ def test_counts_are_those_of_the_attempt_that_sent_the_first_token(
     ("endpoint", "fields"),
     [
         (Endpoint.RESPONSES, {"text": {"format": {"type": "json_schema"}}}),
+        (Endpoint.RESPONSES, {"include": ["message.output_text.logprobs"]}),
         (Endpoint.MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}),
         (Endpoint.EMBEDDINGS, {}),
     ],
 )
-def test_grammars_of_typed_dialects_cannot_go_on_either(
+def test_grammars_and_log_probabilities_of_typed_dialects_cannot_go_on_either(
     endpoint: Endpoint, fields: dict[str, object]
 ) -> None:
     assert not can_continue(a_call(endpoint, **fields))
+    assert can_continue(a_call(Endpoint.RESPONSES, include=["reasoning.encrypted_content"]))
 
 
 # Answers of several parts, by engines that follow a plan
@@ -389,16 +417,43 @@ def test_a_turn_that_begins_with_text_goes_on_into_its_call(endpoint: Endpoint) 
         assert b"engine1" not in data, "ids are those of the stream's beginning"
 
 
-def test_a_call_that_follows_elsewhere_names_its_namespace() -> None:
-    tool = {"type": "namespace", "name": "files", "tools": [{"name": "read"}]}
-    call, answer = a_call(Endpoint.RESPONSES, tools=[tool], max_output_tokens=1000), Answer()
-    plan, sent = PLANS["text and call"], []
+@pytest.mark.parametrize("space", ["files", "git"])
+def test_a_call_that_follows_elsewhere_names_its_namespace(space: str) -> None:
+    tools = [
+        {"type": "namespace", "name": name, "tools": [{"name": "read"}]}
+        for name in ("files", "git")
+    ]
+    call, answer = a_call(Endpoint.RESPONSES, tools=tools, max_output_tokens=1000), Answer()
+    plan, sent = [Text("Let me look at it."), ToolCall("call_1", f"{space}__read", "{}")], []
     for chunk in planned(plan, answer.next_call(call), 0)[:2]:
         sent += answer.add(chunk)
     for chunk in planned(plan, answer.next_call(call), 1):
         sent += answer.add(chunk)
     item = events_of(sent)[-1]["response"]["output"][-1]
-    assert (item["name"], item["namespace"]) == ("read", "files")
+    assert (item["name"], item["namespace"]) == ("read", space)
+
+
+def test_a_custom_tools_call_is_whole_wherever_it_is_lost() -> None:
+    written = '{"looks": "like JSON"}\n*** End'
+    plan = [Text("I patch it."), ToolCall("call_1", "patch", written)]
+    tools = [{"type": "custom", "name": "patch"}]
+    call = a_call(Endpoint.RESPONSES, tools=tools, max_output_tokens=1000)
+    ends = []
+    for lost_after in range(len(planned(plan, call, 0)) + 1):
+        answer, sent = Answer(), []
+        for chunk in planned(plan, answer.next_call(call), 0)[:lost_after]:
+            sent += answer.add(chunk)
+        rest = [] if answer.is_whole else answer.rest(call)
+        if not answer.is_whole and not rest:
+            ends.append(answer.can_go_on(call))
+            if not ends[-1]:
+                continue
+            for chunk in planned(plan, answer.next_call(call), 1):
+                rest += answer.add(chunk)
+        item = events_of([*sent, *rest])[-1]["response"]["output"][-1]
+        assert (item["type"], item["name"]) == ("custom_tool_call", "patch")
+        assert item["input"] == written, "text that looks whole in the middle is not"
+    assert set(ends) == {True, False}
 
 
 @pytest.mark.parametrize("endpoint", AGENTS)

@@ -45,31 +45,48 @@ def test_two_sessions_share_their_prompt_without_the_billing_block() -> None:
     assert body["system"] == [{"type": "text", "text": "INSTRUCTIONS"}]
 
 
-def test_a_tool_that_is_loaded_later_stands_where_it_was_loaded() -> None:
-    said = [
-        {"role": "user", "content": "QUESTION"},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "ToolSearch"}]},
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "c",
-                    "content": [{"type": "tool_reference", "tool_name": "Fetch"}],
-                }
-            ],
-        },
-    ]
-    before = a_body(messages=said[:2])
+def a_load(*names: str) -> list[dict[str, Any]]:
+    """A search for tools, and its result that loads them."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in names]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": found}
+    call = {"type": "tool_use", "id": "c", "name": "ToolSearch", "input": {}}
+    return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+
+
+def test_tools_that_are_loaded_later_follow_all_others_in_the_order_of_loading() -> None:
+    first = [{"role": "user", "content": "QUESTION"}, *a_load("Todo")]
+    second = [*first, *a_load("Fetch", "Todo")]
+    todo = a_tool("Todo", defer_loading=True, description="NOTES")
     fetch = a_tool("Fetch", defer_loading=True, description="FETCHES")
-    after = a_body(messages=said, tools=[a_tool("Bash"), fetch, a_tool("Read")])
-    first = prompt_of(MESSAGES, before).removesuffix("<|assistant|>")
-    whole = prompt_of(MESSAGES, after)
-    assert whole.startswith(first)
-    assert whole.count("FETCHES") == 1
-    assert "defer_loading" not in whole
-    unchanged = conversation_of(MESSAGES, after).prompt()
-    assert not unchanged.replace(BILLING.format(1), "").startswith(first)
+    before = stable(MESSAGES, a_body())[0]["tools"]
+    once, changed = stable(
+        MESSAGES, a_body(messages=first, tools=[a_tool("Bash"), a_tool("Read"), todo])
+    )
+    twice, _ = stable(
+        MESSAGES, a_body(messages=second, tools=[a_tool("Bash"), fetch, a_tool("Read"), todo])
+    )
+    assert "deferred-tools" in changed
+    # Engines read the names and types of calls from `tools`, so whole definitions remain there.
+    assert once["tools"] == [*before, a_tool("Todo", description="NOTES")]  # type: ignore[misc]
+    assert twice["tools"] == [*once["tools"], a_tool("Fetch", description="FETCHES")]  # type: ignore[misc]
+    whole = conversation_of(MESSAGES, twice).prompt()
+    assert whole.count("FETCHES") == whole.count("NOTES") == 1
+    assert "The tool Fetch can be called now." in whole
+    assert "tool_reference" not in json.dumps(twice)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "tool_use", "id": "d", "name": "Fetch", "input": {}},
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "Fetch"}},
+    ],
+)
+def test_a_tool_that_was_called_or_added_is_loaded(block: dict[str, Any]) -> None:
+    said = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": [block]}]
+    tools = [a_tool("Fetch", defer_loading=True), a_tool("Bash")]
+    body, _ = stable(MESSAGES, a_body(messages=said, tools=tools))
+    assert body["tools"] == [a_tool("Bash"), a_tool("Fetch")]
 
 
 def test_a_deferred_tool_that_nobody_loaded_is_no_part_of_the_prompt() -> None:

@@ -141,6 +141,46 @@ def test_a_call_of_a_tool_in_a_namespace_names_both(name: str) -> None:
     assert events[-1]["response"]["output"] == items[1::2]
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("git__read", ("read", "git")),
+        ("files__read", ("read", "files")),
+        ("read", ("read", None)),  # offered outside as well
+        ("find", ("find", None)),  # in two namespaces: which one is not known
+        ("spawn", ("spawn", "git")),
+    ],
+)
+def test_a_call_goes_to_the_namespace_that_it_names(name: str, told: tuple[str, str]) -> None:
+    files = {"type": "namespace", "name": "files", "tools": [{"name": "read"}, {"name": "find"}]}
+    git = {"type": "namespace", "name": "git", "tools": [{"name": "read"}, {"name": "find"}]}
+    git = {**git, "tools": [*git["tools"], {"name": "spawn"}]}
+    asked = {"tools": [{"type": "function", "name": "read"}, files, git]}
+    writer = writer_of(Endpoint.RESPONSES, "r1", "m", 0, asked)
+    events = stream(writer, [ToolCall("c1", name, "{}")])
+    items = [e["item"] for e in events if e["type"].startswith("response.output_item.")]
+    assert [(item["name"], item.get("namespace")) for item in items] == [told] * 2
+    (done,) = [e for e in events if e["type"] == "response.function_call_arguments.done"]
+    assert done["name"] == told[0], "as in the item"
+
+
+def test_a_call_of_a_custom_tool_has_free_text_as_its_input() -> None:
+    asked = {"tools": [{"type": "custom", "name": "patch"}]}
+    said = "*** Begin Patch"
+    writer = writer_of(Endpoint.RESPONSES, "r1", "m", 0, asked)
+    events = stream(writer, [ToolCall("c1", "patch", said)])
+    for event in events:
+        strict(ResponseStreamEvent, event)
+    kinds = [e["type"] for e in events if "tool_call" in e["type"]]
+    field = "response.custom_tool_call_input"
+    assert kinds == [f"{field}.delta"] * len(pieces(said)) + [f"{field}.done"]
+    (item,) = final(Endpoint.RESPONSES, events_bytes(events)).output
+    assert (item.type, item.call_id, item.name, item.input) == (
+        *("custom_tool_call", "c1", "patch"),
+        said,
+    )
+
+
 def test_each_dialect_says_that_tools_are_called() -> None:
     said = {
         endpoint: finish_in(endpoint, final(endpoint, events_bytes(stream(a_writer(endpoint), ()))))

@@ -1,5 +1,7 @@
 """Fill-in-the-middle prompts of every family, and cutting them to a budget."""
 
+from time import process_time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,10 +162,34 @@ def test_a_text_without_sentinels_is_no_fim_prompt(text: str) -> None:
         "<fim_suffix>a<fim_prefix>b<fim_middle>",
         'STOPS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")\n',
         "[PREFIX]a[SUFFIX]b",
+        'FAMILY = ("[SUFFIX]", "[PREFIX]", "")\ndef render(a, b):\n    return ',
+        "# The marks are [SUFFIX] and [PREFIX].\nx = ",
     ],
 )
 def test_sentinels_that_form_no_prompt_are_code(prompt: str) -> None:
     assert parse_fim(prompt) is None
+
+
+@pytest.mark.parametrize("before", ["", "<s>", "\n", "<s> \n"])
+def test_a_form_without_an_end_mark_begins_the_prompt(before: str) -> None:
+    parts = parse_fim(f"{before}[SUFFIX]b[PREFIX]a")
+    assert parts is not None
+    assert (parts.prefix, parts.suffix, parts.context) == ("a", "b", "")
+
+
+@pytest.mark.parametrize("filler", [" ", "\n", "a", "(", "###REFERENCE: ", "<repo_name>"])
+@pytest.mark.parametrize("family", WITH_SUFFIX)
+def test_long_runs_of_anything_are_read_once(family: str, filler: str) -> None:
+    form, long = FAMILIES[family], filler * 20_000 + "x"
+    started_s = process_time()
+    for prompt in (
+        render_fim(family, "a", "b") + long,
+        render_fim(family, long, long),
+        long + render_fim(family, "a", "b"),
+        f"{form.begin}{long}",
+    ):
+        parse_fim(prompt)
+    assert process_time() - started_s < 1.0
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import ContextLengthError
+from cato.core.profile import REFERENCE_CHARS_PER_TOKEN
 from cato.core.runs import FinishRun
 from cato.serve.ingress import document
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import read_object
 from cato.serve.ingress.calls import whole_call
 from cato.serve.ingress.chat_request import ChatRequest, read_chat
-from cato.serve.ingress.chats import (
-    REFERENCE_CHARS_PER_TOKEN,
-    session_of_chat,
-    start_model,
-    start_task,
-    target_of,
-)
+from cato.serve.ingress.chats import session_of_chat, start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.errors import known_headers
 from cato.serve.ingress.jsons import JsonAnswer

@@ -132,10 +132,10 @@ def _head(receipt: dict[str, Any]) -> Text:
         text.append("  simulated", style="yellow")
     text.append(f"\n{receipt['metric']} ")
     text.append(f"{_ms(receipt['achieved_s'])} of {_ms(receipt['target_s'])} ms: ")
-    met = receipt["met"]
-    text.append("met" if met else "missed", style="bold green" if met else "bold red")
+    excuse = receipt.get("excuse")
+    text.append_text(verdict(receipt, "missed", weight="bold"))
     if receipt["problem"]:
-        text.append(f"\n{receipt['problem']}", style="red")
+        text.append(f"\n{receipt['problem']}", style="" if excuse else "red")
     if session := receipt.get("session"):
         text.append(f"\nturn {receipt['turn']} of session {session}")
         if receipt["parent"]:
@@ -147,6 +147,17 @@ def _head(receipt: dict[str, Any]) -> Text:
     for note in receipt["notes"]:
         text.append(f"\n{note}", style="yellow")
     return text
+
+
+def verdict(run: dict[str, Any], missed: str, weight: str = "") -> Text:
+    """Whether `run`, a receipt or a line of a list, met its SLO; `missed` is the word if not.
+
+    An excused run neither met nor missed it, so it has no colour.
+    """
+    if excuse := run.get("excuse"):  # unknown to servers of earlier versions
+        return Text(f"excused: {excuse.replace('_', ' ')}", weight)
+    colour = "green" if run["met"] else "red"
+    return Text("met" if run["met"] else missed, f"{weight} {colour}".strip())
 
 
 def _nodes(receipt: dict[str, Any]) -> Table:

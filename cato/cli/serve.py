@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -29,7 +30,7 @@ from cato.serve.draining import drain as drained
 from cato.serve.draining import forget
 from cato.serve.engines_app import UNPLACEABLE
 from cato.serve.keeper import MARK_VARIABLE, STOP_TIMEOUT_S, is_left, marked, new_mark, start_keeper
-from cato.serve.ports import free_port
+from cato.serve.ports import free_port, own_cluster
 from cato.serve.preflight import check_files, problems_of_names
 from cato.serve.served import Served, cluster_address, record
 
@@ -43,6 +44,9 @@ TRANSPORT = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_AUTH_MODE": "token",
 }
+# Ports that HAProxy listens on besides the clients' one, with Serve's defaults.
+HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STATS_PORT": 8404}
+REPLICA_PORTS = "_DIRECT_INGRESS_"  # in the names of the settings of the replicas' port ranges
 # Ray's GCS stores events of every actor call and would grow by megabytes a minute. Without them
 # `ray list tasks`, `ray timeline` and the dashboard's task page are empty. A raylet that collects
 # Ray's own metrics grows by megabytes an hour; CATO's metrics need none of them.
@@ -102,18 +106,19 @@ def serve(
     url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
     _check_free(url)
     mark = new_mark()
+    address = os.environ.get("RAY_ADDRESS") or OWN_RAY
     env = GIVE_UP | QUIET | EAGER | os.environ | {MARK_VARIABLE: mark}
     if transport:
         # HAProxy would use the default fallback port, which another Serve on this host may hold.
         fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}
-        for name, value in (TRANSPORT | fallback).items():
+        own = beside_another(env) if address == OWN_RAY else {}
+        for name, value in (TRANSPORT | fallback | own).items():
             env.setdefault(name, value)
     # Also where a shell started this in the background, with SIGINT ignored. The child gets the
     # default handlers, as these signals are caught here.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _as_interrupt)
     log_path = log_path_of(url)
-    address = os.environ.get("RAY_ADDRESS") or OWN_RAY
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [
@@ -148,6 +153,31 @@ def serve(
         _stop(process, keeper)
         forget(run_dir(), mark)
         served.forget(run_dir(), mark)
+
+
+def beside_another(env: Mapping[str, str]) -> dict[str, str]:
+    """Ports of its own for this Serve if another one holds HAProxy's default ports; else nothing.
+
+    A port that `env` sets is the user's choice, and is not looked at.
+    """
+    taken = {n: p for n, p in HAPROXY_PORTS.items() if n not in env and _is_bound("127.0.0.1", p)}
+    if not taken:
+        return {}
+    # All ports, not only the taken ones: both would number their replicas' ports from 30000 on, and
+    # one's HAProxy could reach the other's replicas.
+    ports = {n: v for n, v in own_cluster("").items() if n.endswith("_PORT")}
+    ranges = [n for n in ports if REPLICA_PORTS in n]
+    if any(n in env for n in ranges):  # half of the user's range and half of ours would be none
+        ports = {n: v for n, v in ports.items() if n not in ranges}
+    metrics, statistics = (env.get(n, ports[n]) for n in HAPROXY_PORTS)
+    console.print(
+        "note: ports in use on this host, perhaps by another `cato serve`: "
+        f"{', '.join(map(str, taken.values()))}. HAProxy's metrics are on port {metrics}, and its "
+        f"statistics on port {statistics}.",
+        style="yellow",
+        highlight=False,
+    )
+    return ports
 
 
 def log_path_of(url: str) -> Path:
@@ -244,13 +274,17 @@ def _check_free(url: str) -> None:
 
 def _is_taken(url: str) -> bool:
     parts = urlsplit(url)
+    return _is_bound(parts.hostname or "", parts.port or 0) or _answers(url)
+
+
+def _is_bound(host: str, port: int) -> bool:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((parts.hostname or "", parts.port or 0))
+            listener.bind((host, port))
         except OSError:
             return True
-    return _answers(url)
+    return False
 
 
 def _drain(mark: str, limit_s: float) -> None:

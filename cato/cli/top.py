@@ -15,6 +15,7 @@ from rich.text import Text
 
 from cato.cli import rollout
 from cato.cli.client import Url, answer, client
+from cato.cli.explain import verdict
 from cato.cli.simulation import a_table
 
 RUNS_SHOWN = 6
@@ -26,6 +27,13 @@ SPARK_CHARS = 30
 WINDOW_S = 1800.0
 # The same objective as in the alert rules.
 GOAL = 0.95
+# From this width on, the list of runs has all its times.
+WIDE = 100
+MIN_TASK_CHARS = 7
+# Between two columns of a table.
+GAP_CHARS = 3
+# Decisions that are routine, and have no colour.
+ROUTINE = ("dispatch", "left")
 STATES = {"ready": ("● ", "green"), "gone": ("✕ ", "red"), "dead": ("✕ ", "red")}
 
 Json = dict[str, Any]
@@ -43,13 +51,13 @@ def top(
     console = Console(markup=False)
     with client(url) as http:
         if once:
-            console.print(rendered(_look(http)))
+            console.print(rendered(_look(http), console.width))
             return
         try:
-            with Live(rendered(_look(http)), console=console, screen=True) as live:
+            with Live(rendered(_look(http), console.width), console=console, screen=True) as live:
                 while True:
                     time.sleep(every)
-                    live.update(rendered(_look(http)))
+                    live.update(rendered(_look(http), console.width))
         except KeyboardInterrupt:
             return
 
@@ -58,8 +66,8 @@ def _look(http: httpx.Client) -> Json:
     return answer(http.get("/ui/state"))
 
 
-def rendered(now: Json) -> Group:
-    """The state of the deployment as text and tables."""
+def rendered(now: Json, width: int) -> Group:
+    """The state of the deployment as text and tables, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(now), _fleet(now)]
     if now["rollouts"]:
         parts.append(rollout.rendered(now["rollouts"]))
@@ -68,7 +76,7 @@ def rendered(now: Json) -> Group:
     if now["sessions"]["count"]:
         parts.append(_sessions(now))
     if now["runs"]:
-        parts.append(_runs(now))
+        parts.append(_runs(now, width))
     if now["decisions"]:
         parts.append(_decisions(now))
     return Group(*parts)
@@ -216,18 +224,30 @@ def _sparkline(points: Sequence[Json], now_s: float) -> str:
     )
 
 
-def _runs(now: Json) -> Table:
+def _runs(now: Json, width: int) -> Table:
     table = a_table("Missed and slowest runs; details: `cato explain ID`")
-    for name in ("id", "task"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("SLO")
-    for name in ("achieved", "target", "queues", "end to end"):
+    is_wide = width >= WIDE
+    runs = now["runs"][:RUNS_SHOWN]
+    verdicts = [verdict(r, "late" if r["status"] == "done" else r["status"]) for r in runs]
+    times = {"achieved": "achieved_s", "target": "target_s"}
+    if is_wide:
+        times |= {"queues": "queue_s", "end to end": "e2e_s"}
+    texts = {name: [_duration(r[key]) for r in runs] for name, key in times.items()}
+    # A narrow table breaks a verdict between its words, and shortens the task: `cato explain`
+    # needs the whole id.
+    verdict_chars = max(
+        len(w) for v in verdicts for w in ([v.plain] if is_wide else v.plain.split())
+    )
+    others = max(len(r["request_id"]) for r in runs) + max(len("SLO"), verdict_chars)
+    others += sum(max(map(len, (name, *found))) for name, found in texts.items())
+    others += GAP_CHARS * (3 + len(texts)) + 1
+    table.add_column("id", overflow="fold")
+    table.add_column("task", no_wrap=True, max_width=max(MIN_TASK_CHARS, width - others))
+    table.add_column("SLO", max_width=verdict_chars, min_width=verdict_chars)
+    for name in texts:
         table.add_column(name, justify="right", no_wrap=True)
-    for run in now["runs"][:RUNS_SHOWN]:
-        words = "late" if run["status"] == "done" else run["status"]
-        verdict = Text("met", "green") if run["met"] else Text(words, "red")
-        times = (run[k] for k in ("achieved_s", "target_s", "queue_s", "e2e_s"))
-        table.add_row(run["request_id"], run["task"], verdict, *map(_duration, times))
+    for run, met, *shown in zip(runs, verdicts, *texts.values(), strict=True):
+        table.add_row(Text(run["request_id"]), Text(run["task"]), met, *shown)
     return table
 
 
@@ -239,7 +259,7 @@ def _decisions(now: Json) -> Table:
     table.add_column("reason", min_width=20)
     for d in now["decisions"][:DECISIONS_SHOWN]:
         at = time.strftime("%H:%M:%S", time.localtime(d["at_s"]))
-        style = "" if d["kind"] == "dispatch" else "yellow"
+        style = "" if d["kind"] in ROUTINE else "yellow"
         table.add_row(
             at,
             Text(d["kind"], style),

@@ -1,4 +1,4 @@
-"""Model loads of a shared pool: those under way, and counters for operators."""
+"""Model loads of a shared pool: those under way, and its counters for operators."""
 
 from __future__ import annotations
 
@@ -49,3 +49,8 @@ class LoadBook:
         """`calls` got their lease; `hits` of them found their model loaded."""
         c = self.counts
         self.counts = replace(c, served=c.served + calls, hits=c.hits + hits)
+
+    def refuse(self, calls: int) -> None:
+        """`calls` were refused. Kept here and not with the queues, which end with their models: the
+        count must not fall."""
+        self.counts = replace(self.counts, refused=self.counts.refused + calls)

@@ -37,6 +37,7 @@ log = logging.getLogger("cato.router")
 TICK_S = 0.5
 # Shortest time between two fits of the speed of engines; a fit takes about 10 ms.
 REFIT_S = 5.0
+LEFT_REASON = "left the deployment"
 
 
 class ReplicaRouter:
@@ -111,7 +112,8 @@ class ReplicaRouter:
 
     def lose(self, replica: ReplicaId, reason: str) -> None:
         """End the replica's leases; if it is alive, its next report brings it back."""
-        log.warning("replica %s lost: %s", replica, reason)
+        level = logging.INFO if replica in self._gone else logging.WARNING  # it ends as planned
+        log.log(level, "replica %s lost: %s", replica, reason)
         self._handle(ReplicaLost(_now_s(), replica, reason))
 
     def leave(self, replica: ReplicaId) -> None:
@@ -119,7 +121,10 @@ class ReplicaRouter:
         lists it again."""
         if replica not in self._gone:
             self._gone.add(replica)
-            self.lose(replica, "left the deployment")
+            log.info("replica %s %s", replica, LEFT_REASON)
+            self._note_last()
+            self._decisions.note_left(time.time(), replica, LEFT_REASON)
+            self._handle(ReplicaLost(_now_s(), replica, LEFT_REASON))
 
     async def left(self, replicas: frozenset[ReplicaId]) -> None:
         """As `leave`."""

@@ -411,6 +411,7 @@ class SharedPool:
             return
         line = self._core.lines[told.model]
         self.loads.serve(len(told.started), len(told.hits))
+        self.loads.refuse(sum(isinstance(c, Refuse) and not c.superseded for c in told.commands))
         commands = tuple(_with_hit(command, told) for command in told.commands)
         self.decisions.note_commands(time.time(), told.event, commands, line)
         for command in commands:

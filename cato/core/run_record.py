@@ -11,7 +11,7 @@ from cato.core.receipt import DEADLINE_EXCEEDED, LlmFacts, NodeReceipt, NodeStat
 from cato.core.session import Turn
 from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric, tpot_s
-from cato.core.workflow import Node
+from cato.core.workflow import CallSettings, Node
 
 Execution = tuple[NodeId, int, int | None]
 """One execution of a node: its round, and its item or None."""
@@ -135,8 +135,11 @@ class RunRecord:
         tokens = sum(
             x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == answer
         )
-        pace_s = tpot_s(ttft_s, e2e_s, tokens) if ttft_s is not None else None
-        achieved_s = {SloMetric.TTFT: ttft_s, SloMetric.TPOT: pace_s, SloMetric.E2E: e2e_s}[
+        is_streamed = self.text_sent_at_s is not None and not self._is_whole(answer)
+        pace_s = tpot_s(ttft_s, e2e_s, tokens) if ttft_s is not None and is_streamed else None
+        # An answer at once keeps every pace, as one of a single token does (`tpot_s`).
+        kept_s = pace_s or 0.0
+        achieved_s = {SloMetric.TTFT: ttft_s, SloMetric.TPOT: kept_s, SloMetric.E2E: e2e_s}[
             self.slo.metric
         ]
         if status != "done":
@@ -165,6 +168,12 @@ class RunRecord:
             passed=self.passed,
         )
         return receipt if self.turn is None else _of_turn(receipt, self.turn, self.share)
+
+    def _is_whole(self, answer: tuple[NodeId, int] | None) -> bool:
+        """Whether the answer is that of a direct call whose client did not ask for a stream: its
+        text is sent at the end."""
+        settings = [x.node.settings for x in self._spans if (x.node.id, x.round) == answer]
+        return any(isinstance(s, CallSettings) and not s.stream for s in settings)
 
 
 def _of_turn(receipt: SlaReceipt, turn: Turn, share: SessionShare | None) -> SlaReceipt:

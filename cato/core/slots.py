@@ -93,7 +93,8 @@ class SlotPicture:
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """Counts since the keeper started. A hit found its model loaded when its turn came.
+    """Counts since the keeper started. A hit found its model loaded when its turn came. `refused`
+    counts neither superseded calls nor those whose model did not load.
 
     `load_s`: seconds in which a slot loaded, including aborted and failed loads.
     """
@@ -106,6 +107,7 @@ class LoadCounts:
     evictions: int = 0
     failures: int = 0
     load_s: float = 0.0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

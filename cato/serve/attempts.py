@@ -172,6 +172,8 @@ class Attempts:
         if self.waits_since_s is not None:
             reasons += (why_it_waits(pool, self.waited_s),)
         bound_tokens = 0
+        # The text of a whole answer comes at its end, which says nothing of its first token.
+        is_whole = isinstance(settings, CallSettings) and not settings.stream
         length = self.predicted.length
         if length is not None:
             bound_tokens = round(length.left_quantile(BOUND_LEVEL, 0))
@@ -191,7 +193,7 @@ class Attempts:
             service_s=self.engine_s,
             predicted_service_s=lease.service_s if lease else 0.0,
             predicted_queue_s=lease.predicted_queue_s if lease else 0.0,
-            engine_ttft_s=self.first_token_s,
+            engine_ttft_s=None if is_whole else self.first_token_s,
             prompt_tokens=max(0, answer.prompt_tokens),
             cached_prompt_tokens=max(0, answer.cached_tokens),
             output_tokens=answer.output_tokens,

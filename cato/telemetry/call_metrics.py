@@ -37,12 +37,13 @@ class CallMetrics:
         )  # fmt: skip
         self._call_ttft = families.histogram(
             "cato_invocation_ttft_seconds",
-            "Arrival of an LLM call at its pool to its first token, queueing included.",
+            "Arrival of an LLM call at its pool to its first token, queueing included. Engines "
+            "stream all calls but direct ones whose clients do not ask for a stream.",
             LATENCY_BUCKETS_S, "pool",
         )  # fmt: skip
         self._call_tpot = families.histogram(
             "cato_invocation_tpot_seconds",
-            "Time per output token after the first, of an LLM call.",
+            "Time per output token after the first, of a streamed LLM call.",
             TPOT_BUCKETS_S, "pool",
         )  # fmt: skip
         self._call_e2e = families.histogram(

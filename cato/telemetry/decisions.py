@@ -31,8 +31,10 @@ DISPATCH = "dispatch"
 SUPERSEDE = "supersede"
 LOAD = "load"
 LOST = "lost"
-"""The kind for a lost replica; the others are `dispatch`, `refuse`, `supersede` (a newer run of
-the editor buffer replaced the call), `preempt`, and `load` (in a shared pool)."""
+LEFT = "left"
+"""The kinds for a replica that is lost, and for one that leaves as planned: its deployment has
+fewer replicas, or new ones. The others are `dispatch`, `refuse`, `supersede` (a newer run of the
+editor buffer replaced the call), `preempt`, and `load` (in a shared pool)."""
 
 # Numbers, and names such as req-8c1f. Every dispatch is searched: nothing is tried twice.
 _WITH_DIGIT = re.compile(r"(?<![^\s,;:()/])[^\s,;:()/\d]*+\d[^\s,;:()/]*+")
@@ -127,6 +129,12 @@ class DecisionBook:
             self._replicas.discard(replica)
             reason = "it stopped reporting"
             self.add(Decided(at_s, self._pool, LOST, reason, replica), reason)
+
+    def note_left(self, at_s: float, replica: ReplicaId, reason: str) -> None:
+        """The replica leaves as planned; the loss that ends its leases is not noted."""
+        if replica in self._replicas:
+            self._replicas.discard(replica)
+            self.add(Decided(at_s, self._pool, LEFT, reason, replica), reason)
 
     def all(self) -> PoolDecisions:
         newest = sorted((*self._dispatches, *self._others), key=attrgetter("at_s"))

@@ -40,6 +40,8 @@ class Families:
     """Declares families in `registry`: a name, a help text and labels."""
 
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
+        # When a series began is of no use beside `rate`, and would double the series of a scrape.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:

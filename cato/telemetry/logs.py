@@ -44,7 +44,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up() -> None:
-    """Make this process write CATO's log lines to stderr. Idempotent.
+    """Make this process write CATO's log lines to its stderr. Idempotent.
 
     Raise `ValueError` for an unknown level.
     """
@@ -52,7 +52,8 @@ def set_up() -> None:
     if any(isinstance(h.formatter, JsonLines) for h in root.handlers):
         return
     root.setLevel(os.environ.get(LEVEL_VARIABLE, "WARNING").upper())
-    handler = logging.StreamHandler(sys.stderr)
+    # In a replica, `sys.stderr` is Serve's, which holds lines back until it has very many of them.
+    handler = logging.StreamHandler(sys.__stderr__ or sys.stderr)
     handler.setFormatter(JsonLines())
     root.addHandler(handler)
     root.propagate = False  # Ray's own handler would repeat the line

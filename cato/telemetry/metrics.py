@@ -28,14 +28,16 @@ class _FleetMetrics(Collector):
             "Control actors that did not answer this scrape; their metrics are missing from it.",
             value=len(self._fleet.missing),
         )
-        yield from _pool_metrics(self._pictures)
+        yield from _pool_metrics(self._pictures, self._fleet.shared_pools)
         yield _decisions(self._fleet.decisions)
         yield from _deployment_metrics(self._fleet.deployments)
         yield from _resident_metrics(self._fleet.residents)
         yield from _shared_pool_metrics(self._fleet.shared_pools)
 
 
-def _pool_metrics(pictures: Iterable[PoolPicture]) -> Iterable[Metric]:
+def _pool_metrics(
+    pictures: Iterable[PoolPicture], shared_pools: Iterable[SharedPoolPicture]
+) -> Iterable[Metric]:
     queued = GaugeMetricFamily("cato_pool_queued", "Queued invocations.", labels=["pool"])
     dispatched = CounterMetricFamily(
         "cato_pool_dispatched", "Leases since the router started.", labels=["pool"]
@@ -83,6 +85,8 @@ def _pool_metrics(pictures: Iterable[PoolPicture]) -> Iterable[Metric]:
             working_set.add_metric(labels, replica.working_set_tokens)
             memory.add_metric([*labels, "kv"], replica.profile.kv_capacity_tokens)
             memory.add_metric([*labels, "host"], replica.host_tokens)
+    for shared in shared_pools:
+        refused.add_metric([shared.name], shared.counts.refused)
     by_pool = [queued, dispatched, refused]
     return [*by_pool, held, places, accepting, wait, sessions, working_set, memory]
 
@@ -91,7 +95,8 @@ def _decisions(decisions: Mapping[PoolName, PoolDecisions]) -> Metric:
     counter = CounterMetricFamily(
         "cato_decisions",
         "Decisions since the router started, by kind (dispatch, refuse, supersede, preempt, load, "
-        "and lost: a replica is gone) and by reason without its numbers.",
+        "lost: a replica is gone, and left: its deployment has fewer replicas or new ones) and by "
+        "reason without its numbers.",
         labels=["pool", "decision", "reason"],
     )
     for pool, decided in sorted(decisions.items()):

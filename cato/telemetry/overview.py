@@ -12,7 +12,7 @@ from cato.core.orchestrator import PoolPicture
 from cato.core.residency import Resident
 from cato.core.slots import SharedPoolPicture, SlotPicture
 from cato.core.snapshot import ReplicaSnapshot
-from cato.telemetry.decisions import LOAD, LOST, Decided, PoolDecisions, slack_now
+from cato.telemetry.decisions import LEFT, LOAD, LOST, Decided, PoolDecisions, slack_now
 from cato.telemetry.recent import Lately, RecentOverview, RunLine, TaskHistory, TenantLine
 from cato.telemetry.recent_sessions import RecentSessions
 
@@ -134,7 +134,7 @@ def overview(
         d
         for pool in decisions.values()
         for d in pool.newest
-        if d.kind in (LOST, LOAD) or tenant in (None, d.tenant)
+        if d.kind in (LOST, LEFT, LOAD) or tenant in (None, d.tenant)
     ]
     return Overview(
         now_s,
@@ -167,11 +167,11 @@ def _pool(
 ) -> PoolOverview:
     replicas = [_replica(r, residents.get(r.id)) for r in picture.replicas]
     known = {r.id for r in picture.replicas}
-    latest = {d.replica: d for d in decided if d.kind == LOST}
+    latest = {d.replica: d for d in decided if d.kind in (LOST, LEFT)}
     gone = [
         ReplicaOverview(d.replica, "", GONE, note=d.reason)
         for d in latest.values()
-        if d.replica not in known and now_s - d.at_s <= GONE_SHOWN_S
+        if d.kind == LOST and d.replica not in known and now_s - d.at_s <= GONE_SHOWN_S
     ]
     median_s, least_s = slack_now(decided, now_s) or (None, None)
     return PoolOverview(
@@ -228,7 +228,7 @@ def _shared_pool(
     note = f"{hits}{counts.loads} loads, {counts.evictions} evictions, {counts.failures} failures"
     median_s, least_s = slack_now(decided, now_s) or (None, None)
     return PoolOverview(
-        picture.name, picture.queued, counts.served, 0, median_s, least_s, slots, note
+        picture.name, picture.queued, counts.served, counts.refused, median_s, least_s, slots, note
     )
 
 

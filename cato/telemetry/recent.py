@@ -69,6 +69,7 @@ class RunLine:
     queue_s: float
     output_tokens: int
     ended_at_s: float
+    excuse: str = ""
 
     @property
     def slowness(self) -> float:
@@ -178,10 +179,14 @@ class RecentRuns:
             for whose, line in (*self._missed, *self._newest)
             if tenant in (None, whose) and line.ended_at_s >= since_s
         }
-        # Runs abandoned by their client come last, whatever they took.
+        # Excused runs and those abandoned by their client come last, whatever they took.
         slowest = sorted(
             lines.values(),
-            key=lambda r: (r.met or r.status == "cancelled", -r.slowness, r.request_id),
+            key=lambda r: (
+                r.met or r.excuse != "" or r.status == "cancelled",
+                -r.slowness,
+                r.request_id,
+            ),
         )
         return RecentOverview(
             tuple(self._tasks(tenant, since_s)),
@@ -265,4 +270,5 @@ def _line(receipt: SlaReceipt, ended_at_s: float) -> RunLine:
         receipt.queue_s,
         receipt.output_tokens,
         ended_at_s,
+        receipt.excuse,
     )

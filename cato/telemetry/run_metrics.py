@@ -78,10 +78,11 @@ class _Runs:
             "cato_ttft_seconds", "Arrival to first token.", LATENCY_BUCKETS_S, "task",
         )  # fmt: skip
         self._e2e = families.histogram(
-            "cato_e2e_seconds", "Arrival to last token.", LATENCY_BUCKETS_S, "task",
+            "cato_e2e_seconds", "Arrival to last token, of runs that are done.",
+            LATENCY_BUCKETS_S, "task",
         )  # fmt: skip
         self._tpot = families.histogram(
-            "cato_tpot_seconds", "Time per output token after the first, of a run.",
+            "cato_tpot_seconds", "Time per output token after the first, of a streamed run.",
             TPOT_BUCKETS_S, "task",
         )  # fmt: skip
         self._excused = families.counter(
@@ -116,7 +117,8 @@ class _Runs:
             self._slo.labels(task, receipt.metric, met, receipt.tenant).inc()
             for pool in {node.llm.pool for node in receipt.nodes if node.llm is not None}:
                 self._pool_slo.labels(pool, met, receipt.tenant).inc()
-        self._e2e.labels(task).observe(receipt.e2e_s)
+        if receipt.status == "done":  # others end early: most refusals take a millisecond
+            self._e2e.labels(task).observe(receipt.e2e_s)
         if receipt.ttft_s is not None:
             self._ttft.labels(task).observe(receipt.ttft_s)
         if receipt.tpot_s is not None and receipt.output_tokens > 1:

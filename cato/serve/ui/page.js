@@ -3,6 +3,7 @@
 // nodes only, never markup.
 
 const POLL_MS = 2000;
+const ANSWER_WITHIN_MS = 10000; // a server that hangs must not leave old data looking current
 const KEY = "cato-key";
 const THEME = "cato-theme";
 const WINDOW_S = 1800;
@@ -95,7 +96,7 @@ function drawFigures(now) {
   const cached = lately.prompt_tokens ? percent(lately.cached_prompt_tokens / lately.prompt_tokens) : NO_VALUE;
   at("figures").replaceChildren(
     figure("SLO attainment, 5 min", share === null ? NO_VALUE : percent(share), `${whole(five.met)} of ${whole(five.runs)} runs`, share !== null && share < 0.95 ? "bad" : null),
-    figure("Runs, mean of 5 min", `${(five.runs / 5).toFixed(five.runs < 50 ? 1 : 0)} /min`, "ended, any status"),
+    figure("Runs, mean of 5 min", `${(five.runs / 5).toFixed(five.runs < 50 ? 1 : 0)} /min`, "that count for the SLO"),
     figure("TTFT, 5 min", `${duration(lately.ttft_p50_s)}`, `median; p95 ${duration(lately.ttft_p95_s)}`),
     figure("Output tokens, mean of 5 min", `${lately.output_tokens_per_s.toFixed(lately.output_tokens_per_s < 10 ? 1 : 0)} /s`, "over all answers"),
     figure("Prefix-cache hits, 5 min", cached, `of ${tokens(lately.prompt_tokens)} prompt tokens`),
@@ -155,7 +156,7 @@ function drawFleet(now) {
     return [poolRow(pool, deployments), ...(replicas.length ? replicas : [empty])];
   });
   const heads = [["replica"], ["state"], ["deployment"], ["batch slots", "number"], ["expected queueing delay", "number"], ["sessions, working set", "number"], ["model, notes"]];
-  at("fleet").replaceChildren(rows.length ? h("div", { class: "wide" }, table(heads, rows)) : empty("card", "No pools yet. Engines take a minute or two to start; ", "cato status", " shows what they wait for, and the log of ", "cato serve", " why one fails."));
+  at("fleet").replaceChildren(rows.length ? table(heads, rows) : empty("card", "No pools yet. Engines take a minute or two to start; ", "cato status", " shows what they wait for, and the log of ", "cato serve", " why one fails."));
 }
 
 // Rollouts
@@ -279,12 +280,19 @@ const swatch = (kind) => svg("svg", { viewBox: "0 0 14 12", "aria-hidden": "true
 
 // Runs and receipts
 
+// Whether a run met its SLO, as text and colour. An excused run did neither: it has no colour.
+function verdict(run, missed) {
+  if (run.excuse) return [`○ excused: ${run.excuse.replaceAll("_", " ")}`, ""];
+  if (run.met) return ["✓ met", "good"];
+  return [`✕ ${missed}`, run.status === "cancelled" ? "warn" : "bad"];
+}
+
 function runRow(run, nowS) {
+  const [text, kind] = verdict(run, run.status === "done" ? "late" : run.status);
   const row = h("tr", { class: `run${run.request_id === chosen ? " chosen" : ""}`, onclick: () => choose(run.request_id) },
     cell(ago(nowS - run.ended_at_s), "number"),
     h("td", { class: "state" }, h("button", { title: run.request_id }, run.task)),
-    h("td", null, h("span", { class: `state ${run.met ? "good" : run.status === "cancelled" ? "warn" : "bad"}` },
-      run.met ? "✓ met" : run.status === "done" ? "✕ late" : `✕ ${run.status}`)),
+    h("td", null, h("span", { class: `state ${kind}` }, text)),
     cell(`${run.metric.toUpperCase()} ${duration(run.achieved_s)}`, "number"),
     cell(duration(run.target_s), "number"),
     cell(duration(run.queue_s), "number"));
@@ -320,12 +328,12 @@ async function choose(id) {
 }
 
 function receiptParts(r) {
-  const verdict = r.met ? h("strong", { class: "good" }, "✓ met") : h("strong", { class: "bad" }, "✕ missed");
+  const [text, kind] = verdict(r, "missed");
   return [
     h("div", null, h("span", { class: "code" }, r.request_id), ` · ${r.task} · ${r.status}${r.simulated ? " · simulated" : ""}`),
-    h("div", null, `${r.metric.toUpperCase()} ${duration(r.achieved_s)} of ${duration(r.target_s)}: `, verdict,
+    h("div", null, `${r.metric.toUpperCase()} ${duration(r.achieved_s)} of ${duration(r.target_s)}: `, h("strong", { class: kind }, text),
       ` · end to end ${duration(r.e2e_s)}, of which queued ${duration(r.queue_s)}, CATO ${duration(r.overhead_s)}`),
-    r.problem ? h("div", { class: "bad" }, r.problem) : null,
+    r.problem ? h("div", { class: r.excuse ? "soft" : "bad" }, r.problem) : null,
     waterfall(r),
     h("p", { class: "legend" },
       [["queue", "queued"], ["first", "to first token"], ["rest", "further tokens"], ["other", "not an LLM call"]]
@@ -403,7 +411,7 @@ function waterfall(r) {
 
 // Decisions
 
-const DECISIONS = { dispatch: ["→", null], refuse: ["✕", "bad"], supersede: ["↩", null], preempt: ["↩", "warn"], lost: ["✕", "bad"], load: ["⇣", null] };
+const DECISIONS = { dispatch: ["→", null], refuse: ["✕", "bad"], supersede: ["↩", null], preempt: ["↩", "warn"], lost: ["✕", "bad"], load: ["⇣", null], left: ["○", null] };
 
 function drawDecisions(now) {
   const rows = now.decisions.map((d) => {
@@ -425,15 +433,30 @@ function drawDecisions(now) {
 
 // Requests
 
-async function fetched(path, method, body) {
+async function fetched(path, method, body, signal) {
   const key = sessionStorage.getItem(KEY);
   const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-  return fetch(path, { method: method ?? "GET", headers, body: body && JSON.stringify(body), cache: "no-store" });
+  return fetch(path, { method: method ?? "GET", headers, body: body && JSON.stringify(body), cache: "no-store", signal });
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 async function ask(path, method, body) {
-  const answer = await fetched(path, method, body);
-  const value = await answer.json().catch(() => null);
+  // Only reads have a limit: after a change without an answer nobody knows whether it was made.
+  const signal = method ? null : AbortSignal.timeout(ANSWER_WITHIN_MS);
+  let answer, value;
+  try {
+    answer = await fetched(path, method, body, signal);
+    value = parsed(await answer.text());
+  } catch (error) {
+    throw signal?.aborted ? new Error(`no answer within ${ANSWER_WITHIN_MS / 1000} s`) : error;
+  }
   if (!answer.ok) {
     const error = new Error(value?.error?.message ?? `the server answered ${answer.status}`);
     error.status = answer.status;

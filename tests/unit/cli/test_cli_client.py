@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running
+from rich.console import Console, RenderableType
+from store_kit import a_receipt
 from typer.testing import CliRunner, Result
 
-from cato.cli import VERBS, app, client, cluster, command_of_verb
+from cato.cli import VERBS, app, client, cluster, command_of_verb, explain, top
+from cato.core.receipt import Excuse
 
 # A console of stdout; lines on stderr are no tables.
 MADE_CONSOLE = re.compile(r"\bConsole\((?!stderr|file|soft_wrap=True\)\.)([^()]*)\)")
@@ -173,6 +179,80 @@ def test_output_that_cannot_be_written_ends_with_one_line(words: list[str]) -> N
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["[Errno 28] No space left on device"]
+
+
+def shown(what: RenderableType, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, markup=False, color_system="standard",
+                      force_terminal=True, legacy_windows=False)  # fmt: skip
+    with console.capture() as captured:
+        console.print(what)
+    return captured.get()
+
+
+def test_an_excused_run_is_not_explained_as_missed() -> None:
+    receipt = a_receipt(met=False, status="cancelled", problem="superseded by a newer completion")
+    missed = shown(explain.rendered(receipt.as_dict()), 80)
+    assert "missed" in missed
+    excused = replace(receipt, excuse=Excuse.CLIENT_LEFT)
+    found = shown(explain.rendered(excused.as_dict()), 80)
+    assert "excused: client left" in found
+    assert "missed" not in found
+    assert "31m" in missed
+    assert "31m" not in found
+
+
+async def a_state(tmp_path: Path) -> dict[str, Any]:
+    """What `cato top` shows of a deployment without runs."""
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        found: dict[str, Any] = (await http.get("/ui/state")).json()
+    return found
+
+
+ID = "req-0123456789abcdef0123"
+RUN = {
+    "request_id": ID, "task": "code-translation-of-a-whole-repository", "status": "done",
+    "metric": "e2e", "target_s": 20.0, "achieved_s": 1234.5, "met": False, "e2e_s": 1234.5,
+    "queue_s": 0.777, "output_tokens": 10, "ended_at_s": 0.0, "excuse": "",
+}  # fmt: skip
+
+
+async def test_the_list_of_missed_runs_fits_a_terminal(tmp_path: Path) -> None:
+    runs = [RUN, RUN | {"status": "deadline_exceeded"}]
+    now = await a_state(tmp_path) | {"runs": runs}
+    narrow, wide = (shown(top.rendered(now, width), width) for width in (80, 120))
+    for found in (narrow, wide):
+        assert found.count(ID) == 2, "whole"
+        for word in ("late", "deadline_exceeded", "achieved", "1234.50 s", "target", "20.00 s"):
+            assert word in found
+        assert "code-t" in found
+    assert "777 ms" in wide
+    assert "end to end" in wide
+    assert "777 ms" not in narrow
+    assert "end to end" not in narrow
+
+
+async def test_an_id_that_is_too_long_for_the_terminal_is_continued_not_cut(tmp_path: Path) -> None:
+    now = await a_state(tmp_path) | {"runs": [RUN | {"request_id": "f" * 64}]}
+    found = shown(top.rendered(now, 80), 80)
+    assert sum(line.count("f") for line in found.splitlines() if "fff" in line) == 64
+    assert "late" in found
+
+
+async def test_excused_runs_and_planned_ends_of_replicas_are_no_alarm(tmp_path: Path) -> None:
+    run = RUN | {"status": "cancelled", "excuse": "superseded"}
+    decided = {"at_s": 0.0, "pool": "p", "reason": "left the deployment", "task": "", "node": "",
+               "replica": "r#1", "slack_s": None}  # fmt: skip
+    now = await a_state(tmp_path) | {"runs": [run], "decisions": [decided | {"kind": "left"}]}
+    assert "excused: superseded" in shown(top.rendered(now, 120), 120)
+    found = shown(top.rendered(now, 80), 80)
+    assert "excused:" in found
+    assert "superseded" in found
+    assert ID in found
+    assert "31m" not in found
+    assert "33m" not in found, "no yellow"
 
 
 def test_a_reader_that_left_is_no_error_to_report() -> None:

@@ -161,6 +161,28 @@ def test_packages_are_pinned_by_their_hashes(lock: str) -> None:
     assert "--generate-hashes" in (DOCKER / "lock.sh").read_text(encoding="utf-8")
 
 
+def test_weights_are_downloaded_by_an_interpreter_of_the_image_with_the_hubs_client() -> None:
+    """The job of the Helm chart names it; the base image's own interpreter has no packages."""
+    chart = ROOT / "deployments" / "kubernetes" / "helm"
+
+    def python_of(name: str) -> str:
+        found: str = yaml.safe_load((chart / name).read_text(encoding="utf-8"))["weights"]["python"]
+        return found
+
+    folder, found, rest = python_of("values.yaml").partition("/bin/python")
+    assert (found, rest) == ("/bin/python", "")
+    made = [c.original for c in stages()["packages"] if c.cmd.upper() == "RUN"]
+    assert any(re.search(rf"uv venv --python \S+ {folder} ", run) for run in made)
+    for kind in ("cpu", "nvidia"):
+        assert (folder, folder) in values(f"engine-{kind}", "COPY")
+        assert "huggingface-hub" in pins(kind)
+        path = chart / f"values-{kind}.yaml"
+        own = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        assert "python" not in own.get("weights", {})
+    given = dict(value.partition("=")[::2] for (value,) in values("engine-ascend", "ARG"))
+    assert python_of("values-ascend.yaml") == given["ENGINE_PYTHON"]  # the vendor's, with vLLM
+
+
 def version_of(pin: Requirement) -> str:
     return str(pin.specifier).removeprefix("==")
 

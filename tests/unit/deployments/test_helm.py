@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,16 @@ def test_an_own_deployment_file_is_served() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"preset": "nowhere"}, "preset must be"),
+        ({"preset": "nowhere"}, "/preset': value must be one of 'cpu-demo', 'nvidia', 'ascend'"),
+        ({"worker": {"replicas": 4}}, "additional properties 'worker' not allowed"),
+        ({"workers": {"replica": 4}}, "additional properties 'replica' not allowed"),
+        ({"upgradeStrategy": "Nonesuch"}, "value must be one of 'None', 'NewCluster'"),
+        ({"workers": {"maxReplicas": "4"}}, "/workers/maxReplicas': got string"),
+        ({"state": {"size": "5 GB"}}, "/state/size'"),
+        ({"workers": {"replicas": 5}}, "workers.replicas is 5, but .* maxReplicas is 1"),
+        ({"workers": {"minReplicas": 2}}, "minReplicas is 2"),
+        ({"preset": "nvidia"}, "add -f values-nvidia.yaml"),
+        ({"preset": "ascend"}, "add -f values-ascend.yaml"),
         ({"weights": {"create": True}}, "its name"),
         ({"weights": {"models": ["a"]}}, "where they go"),
         ({"upgradeStrategy": "NewCluster"}, "state.claim empty"),
@@ -145,6 +155,31 @@ def test_an_own_deployment_file_is_served() -> None:
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm.HelmError, match=said):
         rendered(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"workers": {"replicas": 3, "maxReplicas": 4, "nodeSelector": {"disk": "ssd"}}},
+        {"preset": "nvidia", "workers": {"resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}}},
+        {"preset": "nvidia", "serveConfig": "applications: []\n"},
+        {"state": {"size": "1.5Ti"}, "weights": WEIGHTS | {"size": 10**12}},
+        {"global": {"of": "a parent chart"}},
+    ],
+)
+def test_values_that_work_are_accepted(values: dict[str, Any]) -> None:
+    manifests = rendered(values)
+    assert [p for m in manifests for p in problems(m, VERSIONS[-1])] == []
+
+
+def test_the_schema_knows_every_value_of_the_chart() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert schema["properties"].keys() == values.keys() | {"global"}
+    for name in ("state", "workers", "weights"):
+        part = schema["properties"][name]
+        assert part["additionalProperties"] is False
+        assert part["properties"].keys() == values[name].keys()
 
 
 def test_the_chart_is_of_the_projects_version() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +26,14 @@ from test_shared_pool import a_pool as a_shared_pool
 
 from cato.control.shared_pool import SharedPool
 from cato.core.commands import Refuse
-from cato.core.events import Ticked
+from cato.core.errors import CapacityError
+from cato.core.events import ReplicaLost, Ticked
 from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
+from cato.core.receipt import Excuse
 from cato.core.residency import Resident
 from cato.core.tenancy import Access, ApiKey
-from cato.core.topology import PoolPolicies
+from cato.core.topology import PoolPolicies, SharedPoolPolicies
 from cato.policies.registry import policies_of
 from cato.serve.access.keys import new_key
 from cato.serve.ui.routes import HERE
@@ -234,6 +237,23 @@ def test_missed_runs_come_first_then_the_slowest_and_cancelled_ones_are_no_news(
     assert set(found[2:]) == {"quick", "left"}
 
 
+def test_an_excused_run_says_so_and_is_not_among_the_missed_ones() -> None:
+    recent = RecentRuns()
+    recent.record(a_receipt(id="quick"), 1000.0)
+    for id, status, excuse in (
+        ("newer", "cancelled", Excuse.SUPERSEDED),
+        ("wrong", "failed", Excuse.CLIENT_ERROR),
+        ("late", "done", Excuse.NONE),
+    ):
+        receipt = a_receipt(id=id, met=False, status=status)
+        recent.record(replace(receipt, excuse=excuse, e2e_s=9.0, achieved_s=None), 1000.0)
+    first, *others = recent.overview(None, 1001.0).runs
+    assert (first.request_id, first.excuse) == ("late", "")
+    assert {r.request_id: r.excuse for r in others} == {
+        "quick": "", "newer": "superseded", "wrong": "client_error",
+    }  # fmt: skip
+
+
 def test_a_miss_outlives_many_runs_that_are_in_time() -> None:
     recent = RecentRuns()
     recent.record(a_receipt(id="late", met=False), 1000.0)
@@ -295,7 +315,50 @@ def test_a_silent_replica_is_noted_once() -> None:
     assert [(d.kind, d.replica) for d in book.all().newest] == [("lost", "b")]
 
 
+def test_a_replica_that_leaves_as_planned_is_not_lost() -> None:
+    book, core = DecisionBook(PoolName("p")), a_core()
+    for id in ("a", "b"):
+        book.note(0.0, a_report(id), core.handle(a_report(id)), core)
+    gone = ReplicaLost(1.0, ReplicaId("a"), "left the deployment")
+    for _ in range(2):
+        book.note_left(1.0, ReplicaId("a"), gone.reason)
+        book.note(1.0, gone, core.handle(gone), core)
+    book.note_silent(2.0, core.replicas)
+    decisions = book.all()
+    assert [(d.kind, d.replica) for d in decisions.newest] == [("left", "a")]
+    assert decisions.counts == {("left", "left the deployment"): 1}
+    fleet = FleetState(decisions={PoolName("p"): decisions})
+    seen = overview([core.picture(2.0)], fleet, RecentOverview(), tenant="somebody", now_s=2.0)
+    assert [d.kind for d in seen.decisions] == ["left"]
+    assert [r.id for r in seen.pools[0].replicas] == ["b"]
+
+
+def test_the_decision_to_leave_hides_an_earlier_loss_of_the_replica() -> None:
+    book, core = DecisionBook(PoolName("p")), a_core()
+    lost = ReplicaLost(1.0, ReplicaId("a"), "its link ended")
+    for event in (a_report("a"), lost, a_report("a")):
+        book.note(1.0, event, core.handle(event), core)
+    book.note_left(2.0, ReplicaId("a"), "left the deployment")
+    core.handle(lost)
+    fleet = FleetState(decisions={PoolName("p"): book.all()})
+    seen = overview([core.picture(3.0)], fleet, RecentOverview(), tenant=None, now_s=3.0)
+    assert seen.pools[0].replicas == ()
+
+
 # Shared pools
+
+
+async def test_refusals_of_a_shared_pool_are_counted() -> None:
+    spec = a_shared_pool(JAVA, policies=SharedPoolPolicies("lru", "batched", max_queued=1))
+    async with LocalSharedPool(spec, {JAVA: QUICK}) as pool:
+        asked = [asyncio.ensure_future(ask(pool, f"{n}", JAVA)) for n in range(9)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        refused = sum(isinstance(a, CapacityError) for a in answers)
+        picture = pool.present_books().picture()
+    assert 0 < refused < 9
+    assert picture.counts.refused == refused
+    fleet = FleetState(shared_pools=(picture,))
+    assert overview([], fleet, RecentOverview(), tenant=None).pools[0].refused == refused
 
 
 async def test_the_loads_of_a_shared_pool_are_decisions_with_what_had_to_go() -> None:

@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,10 +20,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from ingress_kit import COMPLETION, GENERATION, SLOW, a_pool, an_access, running, until
 from sign_in_kit import Provider
+from store_kit import a_receipt
 
 from cato.core.administration import AddKey
 from cato.core.ids import ReplicaId
 from cato.core.prices import Prices, TokenPrice
+from cato.core.receipt import Excuse
 from cato.core.tenancy import Access, ApiKey, Role
 from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
@@ -149,6 +152,94 @@ async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path, width: int) -
         for task in held:
             task.cancel("the test is over")
             await task.wait()
+
+
+RUN = {
+    "request_id": "req-1", "task": "code-completion", "status": "cancelled", "metric": "ttft",
+    "target_s": 1.0, "achieved_s": None, "met": False, "e2e_s": 0.1, "queue_s": 0.1,
+    "output_tokens": 0, "ended_at_s": 0.0, "excuse": "superseded",
+}  # fmt: skip
+LEFT = {
+    "at_s": 0.0, "pool": "sim-fast", "kind": "left", "reason": "left the deployment", "run_id": "",
+    "task": "", "node": "", "attempt": 1, "replica": "sim-fast#1", "queue_s": None, "slack_s": None,
+}  # fmt: skip
+
+
+async def colours(page: Any, selector: str) -> list[str]:
+    found: list[str] = await page.locator(selector).evaluate_all(
+        "(all) => all.map((e) => e.className.trim())"
+    )
+    return found
+
+
+async def test_excused_runs_and_planned_ends_of_replicas_have_no_colour(tmp_path: Path) -> None:
+    async def state(route: Any) -> None:
+        answer = await route.fetch()
+        changes = {"runs": [RUN, RUN | {"request_id": "req-2", "excuse": ""}], "decisions": [LEFT]}
+        await route.fulfill(response=answer, json=await answer.json() | changes)
+
+    async def receipt(route: Any) -> None:
+        found = a_receipt(id="req-1", status="cancelled", met=False, problem="a newer one came")
+        await route.fulfill(json=replace(found, excuse=Excuse.SUPERSEDED).as_dict())
+
+    async with (
+        running(tmp_path, a_pool("sim-fast", "fast"), workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+        a_page() as page,
+    ):
+        await page.route("**/ui/state", state)
+        await page.route("**/v1/requests/req-1", receipt)
+        await page.goto(f"{url}/ui")
+        await page.wait_for_selector("#receipt svg[role=img]")
+        assert "excused: superseded" in await page.inner_text("#runs")
+        assert await colours(page, "#runs span.state") == ["state", "state warn"]
+        assert "excused: superseded" in await page.inner_text("#receipt")
+        assert "missed" not in await page.inner_text("#receipt")
+        assert await page.locator("#receipt .bad").count() == 0
+        assert "○ left" in await page.inner_text("#decisions")
+        assert await colours(page, "#decisions span.state") == ["state"]
+        assert "that count for the SLO" in await page.inner_text("#figures"), "others are excused"
+        await shot(page, "excused")
+
+
+async def test_a_server_that_hangs_does_not_look_healthy(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def hang(route: Any) -> None:
+        asked.append(route.request.url)
+
+    async with (
+        running(tmp_path, a_pool("sim-fast", "fast"), workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+        a_page() as page,
+    ):
+        await page.add_init_script("""
+          const after = AbortSignal.timeout.bind(AbortSignal);
+          AbortSignal.timeout = (ms) => after(ms / 20);
+        """)
+        await page.goto(f"{url}/ui")
+        await page.wait_for_selector("#health.good")
+        await page.route("**/ui/state", hang)
+        await page.wait_for_selector("#health.bad")
+        assert "no answer within 10 s" in await page.inner_text("#health")
+        await until(lambda: len(asked) > 1, within_s=10)
+        await page.unroute("**/ui/state")
+        await page.wait_for_selector("#health.good")
+
+
+async def test_a_scrolled_fleet_stays_where_it_is(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_pool("sim-fast", "fast"), workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+        a_page(WIDTHS[0]) as page,
+    ):
+        await page.goto(f"{url}/ui")
+        await page.wait_for_selector("#fleet tbody tr")
+        await page.evaluate("document.querySelector('.wide').scrollLeft = 100")
+        row = await page.query_selector("#fleet tbody tr")
+        await page.wait_for_function("(row) => !row.isConnected", arg=row)
+        assert await page.evaluate("document.querySelector('.wide').scrollLeft") == 100
+        await check_layout(page)
 
 
 async def test_the_key_is_typed_once_and_forgotten_on_demand(tmp_path: Path) -> None:

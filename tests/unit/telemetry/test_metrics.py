@@ -40,7 +40,8 @@ def of(samples: Samples, name: str, **labels: str) -> float:
 
 
 def called(*calls: LlmFacts, met: bool = True, status: str = "done") -> SlaReceipt:
-    return a_receipt(*(an_execution(llm=f, status=status) for f in calls), met=met)
+    executions = (an_execution(llm=f, status=status) for f in calls)
+    return a_receipt(*executions, met=met, status=status)
 
 
 def test_coverage_counts_the_outputs_that_kept_within_their_bound() -> None:
@@ -94,6 +95,27 @@ def test_attainment_is_by_task_and_by_pool_with_the_tenant() -> None:
     assert of(found, pool_runs, pool="p", met="true", tenant="") == 1
     assert of(found, pool_runs, pool="p", met="false", tenant="") == 1, "a run counts once"
     assert of(found, pool_runs, pool="q", met="false", tenant="") == 1
+
+
+def test_latencies_to_the_last_token_are_of_runs_that_are_done() -> None:
+    ends = ("refused", "failed", "cancelled", "done")
+    found = page(*(called(facts(), status=status, met=status == "done") for status in ends))
+    assert of(found, "cato_e2e_seconds_count", task="t") == 1.0
+    assert sum(of(found, "cato_runs_total", task="t", status=status) for status in ends) == 4
+
+
+def test_a_whole_answer_has_no_time_per_token() -> None:
+    whole = replace(called(facts(engine_ttft_s=None)), tpot_s=None)
+    streamed = replace(called(facts()), tpot_s=0.05)
+    found = page(whole, streamed)
+    assert of(found, "cato_tpot_seconds_count", task="t") == 1
+    assert of(found, "cato_invocation_tpot_seconds_count", pool="p") == 1
+
+
+def test_a_scrape_does_not_say_when_each_series_began() -> None:
+    found = page(called(facts()))
+    assert of(found, "cato_runs_total", task="t", status="done") == 1
+    assert not [name for name, _ in found if name.endswith("_created")]
 
 
 def test_drift_is_by_pool_and_absent_where_nothing_waited() -> None:

@@ -13,9 +13,14 @@ from typing import Any
 import pytest
 import yaml
 from ingress_kit import COMPLETION, a_fast_pool, running
+from kits.builders import a_profile
 from prometheus_client.parser import text_string_to_metric_families
 
-from cato.core.ids import ReplicaId
+from cato.core.ids import PoolName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.slots import LoadCounts, SharedPoolPicture
+from cato.core.topology import PoolPolicies
+from cato.policies.registry import policies_of
 from cato.store.state import StoreState
 from cato.telemetry.metrics import render_fleet
 from cato.telemetry.overview import FleetState
@@ -66,8 +71,6 @@ async def test_a_scrape_of_a_busy_ingress_parses_and_has_the_documented_labels(
     table, seen = documented(), set()
     for family in text_string_to_metric_families(page):
         name = exposed_name(family.name, family.type)
-        if name.endswith("_created"):
-            continue  # when a series began, beside each counter
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == table[name][1], name
             seen.add(sample.name)
@@ -85,6 +88,34 @@ async def test_a_scrape_of_a_busy_ingress_parses_and_has_the_documented_labels(
     }
     assert decisions["lost", "killed"] == 1
     assert sum(n for (kind, _), n in decisions.items() if kind == "dispatch") == 3
+
+
+async def test_only_answers_that_are_streamed_have_a_time_per_token(tmp_path: Path) -> None:
+    asked = {"model": "fast", "prompt": "a", "max_tokens": 30}
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        for body, is_streamed in ((asked, False), ({**asked, "stream": True}, True)):
+            answer = await http.post("/v1/completions", json=body)
+            receipt = (await http.get(f"/v1/requests/{answer.headers['x-request-id']}")).json()
+            page = (await http.get("/metrics")).text
+            (node,) = receipt["nodes"]
+            assert (receipt["tpot_s"] is not None) is is_streamed
+            assert (node["llm"]["engine_ttft_s"] is not None) is is_streamed
+            assert ('cato_tpot_seconds_count{task="model:sim-fast"} 1.0' in page) is is_streamed
+            assert (
+                'cato_invocation_tpot_seconds_count{pool="sim-fast-pool"} 1.0' in page
+            ) is is_streamed
+
+
+def a_shared_pool(refused: int) -> SharedPoolPicture:
+    return SharedPoolPicture(PoolName("cards"), 0, (), (), (), LoadCounts(refused=refused))
+
+
+def test_refusals_of_shared_pools_are_in_the_same_family_as_those_of_other_pools() -> None:
+    other = PoolOrchestrator(PoolName("p"), policies_of(PoolPolicies(), a_profile())).picture(0.0)
+    page = render_fleet([other], FleetState(shared_pools=(a_shared_pool(refused=3),)))
+    families = [f for f in text_string_to_metric_families(page.decode()) if "refused" in f.name]
+    (refused,) = families
+    assert {s.labels["pool"]: s.value for s in refused.samples} == {"p": 0, "cards": 3}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -185,6 +216,75 @@ def operations(tree: Any) -> Iterator[Any]:
         yield tree
         yield from operations(tree.lhs)
         yield from operations(tree.rhs)
+
+
+def rule(name: str) -> dict[str, Any]:
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    rules = (rule for group in groups for rule in group["rules"])
+    found: dict[str, Any] = next(r for r in rules if name in (r.get("alert"), r.get("record")))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+def test_the_miss_ratio_is_of_the_counted_runs_alone(name: str) -> None:
+    """Superseded runs are excused and never counted, so there is nothing to subtract."""
+    window = name.rpartition("rate")[2]
+    missed, counted = rule(name)["expr"].strip().split("/")
+    assert missed.strip() == f'sum by (task) (rate(cato_slo_runs_total{{met="false"}}[{window}]))'
+    assert counted.strip() == f"sum by (task) (rate(cato_slo_runs_total[{window}]))"
+
+
+@pytest.mark.parametrize("name", ["CatoSloBurnsFast", "CatoSloBurns"])
+def test_a_burn_of_a_few_runs_pages_nobody(name: str) -> None:
+    assert re.search(
+        r"and sum by \(task\) .*increase\(cato_slo_runs_total.* > 20$", rule(name)["expr"]
+    )
+
+
+def test_the_drift_of_an_idle_pool_is_no_alert() -> None:
+    assert (
+        "and on (pool) rate(cato_queue_seconds_count[30m]) > 0"
+        in rule("CatoPredictionsDrift")["expr"]
+    )
+
+
+def test_a_shared_pool_without_a_slot_is_an_alert() -> None:
+    alert = rule("CatoSharedPoolWithoutSlot")
+    assert alert["expr"] == "sum by (pool) (cato_shared_pool_slots) == 0"
+    assert alert["for"] == "2m"
+
+
+def test_a_target_that_is_down_is_named_and_says_nothing_of_the_others() -> None:
+    assert (
+        rule("CatoDown")["annotations"]["summary"]
+        == "{{ $labels.instance }} does not answer Prometheus"
+    )
+
+
+# Metrics from receipts: a call of a shared pool has the name `POOL/MODEL` of its model's part.
+BY_PART = re.compile(r"cato_(queue|dispatch|invocation|pool_slo)_")
+
+
+def test_the_choice_of_pools_has_shared_pools_and_their_models() -> None:
+    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    query = next(v for v in board["templating"]["list"] if v["name"] == "pool")["query"]["query"]
+    metrics = re.search(r'__name__=~"([^"]*)"', query)
+    assert metrics is not None
+    assert metrics[1].split("|") == ["cato_pool_queued", "cato_shared_pool_slots"]
+    of_calls = [e for _, e in EXPRESSIONS if "$pool" in e and BY_PART.search(e)]
+    assert of_calls
+    for expression in of_calls:
+        matched = re.findall(r'pool=~"([^"]*)"', expression)
+        assert set(matched) == {"($pool)(/.*)?"}, expression
+
+
+@pytest.mark.parametrize("title", ["Attainment by task", "Attainment of runs by pool"])
+def test_attainment_is_0_and_not_empty_before_a_run_has_met_its_slo(title: str) -> None:
+    (expression,) = (e for where, e in EXPRESSIONS if where == f"dashboard: {title}")
+    assert re.match(
+        r"\(sum by .*met=\"true\".* or 0 \* sum by [^/]*\) / sum by",
+        expression.replace("(/.*)?", ""),
+    )
 
 
 def test_every_alert_says_what_happened_and_what_to_do() -> None:

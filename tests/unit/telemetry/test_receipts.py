@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from kits.builders import a_node, a_workflow, llm_facts
@@ -10,8 +11,9 @@ from kits.builders import a_node, a_workflow, llm_facts
 from cato.core.ids import NodeId, RunId
 from cato.core.receipt import WITHHELD
 from cato.core.runs import FinishRun, NodeDone, NodeFailed, Run, RunCancelled, RunEvent, TextSent
+from cato.core.session import Prompt
 from cato.core.slo import Slo, SloMetric, tpot_s
-from cato.core.workflow import Workflow
+from cato.core.workflow import CallSettings, Node, NodeKind, Workflow
 
 START_S = 100.0
 
@@ -27,6 +29,10 @@ def finish_of(workflow: Workflow, *events: RunEvent) -> FinishRun:
 def done(node: str, at_s: float, *, tokens: int = 21, queue_s: float = 0.5) -> NodeDone:
     facts = llm_facts(tokens=tokens, queue_s=queue_s)
     return NodeDone(START_S + at_s, NodeId(node), 1, None, {"text": "x"}, facts)
+
+
+def a_direct_call() -> CallSettings:
+    return CallSettings("m", "completions", {}, False, 21, Prompt(9, 9))
 
 
 def one_call(metric: SloMetric, target_s: float) -> Workflow:
@@ -46,6 +52,28 @@ def test_what_was_achieved_is_measured_from_the_arrival(
         assert receipt.achieved_s == pytest.approx(achieved_s)
         assert receipt.met is met
         assert (receipt.metric, receipt.target_s) == (metric.value, target_s)
+
+
+@pytest.mark.parametrize("metric", list(SloMetric))
+def test_without_a_stream_there_is_no_pace_and_none_is_missed(metric: SloMetric) -> None:
+    slo = Slo(metric, 3.0, tpot_target_s=0.001)
+    workflow = a_workflow(a_node("call"), slo=slo, stream=["call"])
+    whole = replace(workflow, nodes=(Node(NodeId("call"), NodeKind.LLM, a_direct_call()),))
+    for asked, events in ((workflow, ()), (whole, (TextSent(START_S + 2.999),))):
+        receipt = finish_of(asked, *events, done("call", 3.0)).receipt
+        assert receipt.tpot_s is None
+        assert receipt.as_dict()["tpot_s"] is None
+        assert receipt.ttft_s == pytest.approx(3.0, abs=0.01)
+        assert receipt.met
+    assert metric is not SloMetric.TPOT or receipt.achieved_s == 0.0
+
+
+def test_a_direct_call_that_is_streamed_has_a_pace() -> None:
+    workflow = one_call(SloMetric.TTFT, 3.0)
+    node = Node(NodeId("call"), NodeKind.LLM, replace(a_direct_call(), stream=True))
+    asked = replace(workflow, nodes=(node,))
+    receipt = finish_of(asked, TextSent(START_S + 1.0), done("call", 3.0)).receipt
+    assert receipt.tpot_s == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("metric", list(SloMetric))

@@ -209,6 +209,24 @@ def test_a_line_has_the_request_in_hand_and_a_traceback_stays_one_line() -> None
     assert "ValueError: broken" in line["traceback"]
 
 
+def test_lines_do_not_wait_in_the_stand_in_that_serve_puts_in_place_of_stderr() -> None:
+    code = (
+        "import io, logging, sys; from cato.telemetry import logs;"
+        "held = sys.stderr = io.StringIO(); logs.set_up();"
+        "logging.getLogger('cato.x').warning('seen'); assert not held.getvalue()"
+    )
+    assert json.loads(in_a_process(code).stderr)["message"] == "seen"
+
+
+def test_lines_go_to_the_stand_in_where_the_process_has_no_stderr() -> None:
+    code = (
+        "import io, logging, sys; from cato.telemetry import logs; sys.__stderr__ = None;"
+        "held = sys.stderr = io.StringIO(); logs.set_up();"
+        "logging.getLogger('cato.x').warning('seen'); print(held.getvalue())"
+    )
+    assert json.loads(in_a_process(code).stdout)["message"] == "seen"
+
+
 def test_lines_are_written_once_and_at_the_chosen_level() -> None:
     code = (
         "import logging; from cato.telemetry import logs; logs.set_up(); logs.set_up();"

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from cato.config.fields import ByteSize, Duration, NonEmpty, StrictModel, Word
 from cato.config.problems import Found
 from cato.core.pool.prefill import MOST_S
-from cato.core.topology import EngineSpec
+from cato.core.topology import EngineSpec, flags_set
 
 _OWN_FLAGS = (
     "--model",
@@ -91,10 +91,8 @@ class EngineArgs(StrictModel):
     @field_validator("args")
     @classmethod
     def _leaves_own_flags_alone(cls, value: list[str]) -> list[str]:
-        for word in value:
-            flag = word.split("=")[0].replace("_", "-")
-            if flag in _OWN_FLAGS:
-                raise ValueError(f"CATO sets {flag} itself")
+        for flag in flags_set(value, _OWN_FLAGS):
+            raise ValueError(f"CATO sets {flag} itself")
         return value
 
     def to_spec(self, accelerator: str, profile: str | None) -> EngineSpec:

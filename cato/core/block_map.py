@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import assert_never
 
 from cato.core.kv_events import (
@@ -34,6 +35,16 @@ from cato.core.snapshot import node_tokens
 MOST_TOLD_NODES = 65_536
 # Nodes per message.
 MESSAGE_NODES = 4_096
+# Copies per block of the accelerator that are still plausible: engines can give the beginning of a
+# block a hash of its own.
+COPIES_PER_BLOCK = 2
+
+
+def most_copies_of(capacity_tokens: int, block_tokens: int) -> float:
+    """For a KV cache of this capacity; inf if its sizes are unknown (0)."""
+    if not capacity_tokens or not block_tokens:
+        return inf
+    return COPIES_PER_BLOCK * (capacity_tokens // block_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,13 +77,17 @@ class _Call:
 class BlockMap:
     """The blocks of one engine. Its capacity bounds the memory: 230 bytes a block of 16 tokens.
 
+    `most_copies` is more than the engine's accelerator can hold (see `most_copies_of`).
     `offloads`: blocks that leave the accelerator go to host memory. Some engines do not tell what
     happens there; then the blocks count as moved, and the router predicts when they are gone.
     """
 
     offloads: bool = False
+    most_copies: float = inf
     _block_tokens: int = 0
     _blocks: dict[int, _Block] = field(default_factory=dict)
+    # Of all blocks.
+    _copies: int = 0
     # By node: its end in tokens, and its last block.
     _nodes: dict[int, tuple[float, _Block]] = field(default_factory=dict)
     _calls: dict[str, _Call] = field(default_factory=dict)
@@ -121,6 +136,7 @@ class BlockMap:
     def clear(self) -> None:
         """Nothing is known of the engine's blocks."""
         self._blocks.clear()
+        self._copies = 0
         self._nodes.clear()
         self._prompts.clear()
         self._prompt_nodes = 0
@@ -188,6 +204,10 @@ class BlockMap:
                 block.copies += 1
                 self._moved.difference_update(block.nodes)
             parent, depth = block, depth + 1
+        self._copies += len(event.hashes)
+        if self._copies > self.most_copies:
+            self.clear()  # some were counted that are not there, and no event would remove them
+            return
         if call is not None and parent is not None:
             is_deeper = call.last is None or call.last.depth < parent.depth
             call.last = parent if is_deeper else call.last
@@ -202,8 +222,9 @@ class BlockMap:
             return
         if tier is KvTier.HOST:
             block.in_host = False
-        else:
-            block.copies = max(0, block.copies - 1)
+        elif block.copies:
+            block.copies -= 1
+            self._copies -= 1
         if block.copies:
             return
         if block.in_host:

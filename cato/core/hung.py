@@ -21,12 +21,14 @@ class Silence:
     """No token of `running` answers has arrived for `silent_s`.
 
     `prompt_tokens` are those of answers without a first token. Without answers, the silence counts
-    from the engine's last sign of life.
+    from the engine's last sign of life. `lifeless_s` always does: a call that begins in an idle
+    engine starts a new silence, but is no sign of life.
     """
 
     silent_s: float
     running: int
     prompt_tokens: int
+    lifeless_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class Signs:
 @dataclass(frozen=True, slots=True)
 class HungRule:
     """Probe after a multiple of the predicted time to the next token; then check all signs.
+
+    Calls that come and are soon cancelled would each start a new silence. So an engine is also
+    probed after `idle_s` without a sign of life, or later if the next token is predicted later.
 
     An engine whose threads run gets at least `working_s`, and `working_times` the silence after
     which it would be probed: kernels compile in silence, profiles may be guesses, and a busy host
@@ -69,7 +74,10 @@ class HungRule:
 
     def is_due(self, silence: Silence) -> bool:
         """Whether to probe the engine."""
-        return silence.silent_s >= self._asked_after_s(silence)
+        asked_after_s = self._asked_after_s(silence)
+        if silence.silent_s >= asked_after_s:
+            return True
+        return silence.lifeless_s >= max(self.idle_s, asked_after_s)
 
     def _asked_after_s(self, silence: Silence) -> float:
         if silence.running == 0:
@@ -86,11 +94,18 @@ class HungRule:
         """The reason to give up the engine; empty if there is none."""
         if signs.answered or signs.counted:
             return ""
-        working_s = max(self.working_s, self.working_times * self._asked_after_s(silence))
-        if signs.working >= _WORKING_SHARE and silence.silent_s < working_s:
+        asked_after_s = self._asked_after_s(silence)
+        working_s = max(self.working_s, self.working_times * asked_after_s)
+        lifeless_s = max(silence.silent_s, silence.lifeless_s)
+        if signs.working >= _WORKING_SHARE and lifeless_s < working_s:
             return ""
         if silence.running == 0:
-            return f"hung: idle, and no answer to a probe for {silence.silent_s:.1f} s"
+            return f"hung: idle, and no answer to a probe for {lifeless_s:.1f} s"
+        if silence.silent_s < asked_after_s:
+            return (
+                f"hung: no token for {lifeless_s:.1f} s, while calls came and went, "
+                "and no answer to a probe"
+            )
         return (
             f"hung: no token of {silence.running} answers for {silence.silent_s:.1f} s, where "
             f"{self.predicted_s(silence):.2f} s were predicted, and no answer to a probe"

@@ -15,6 +15,7 @@ from cato.core.errors import UnknownNameError
 from cato.core.events import (
     Event,
     FirstTokenSent,
+    InvocationEnded,
     InvocationOffered,
     InvocationWithdrawn,
     PoliciesChanged,
@@ -157,6 +158,8 @@ class SharedOrchestrator:
                 self.placement.arrived(model, offered, event.now_s)
             elif offered.id in line.leased and offered.attempt <= known.attempt:
                 told_again = offered.id  # the answer was lost
+        elif isinstance(event, InvocationEnded) and event.outcome == "done":
+            self.placement.answered(model, event.invocation_id)
         commands = line.handle(event)
         self.placement.see_queue(model)
         started = [

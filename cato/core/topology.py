@@ -147,6 +147,17 @@ OFFLOADING_FLAGS = ("--kv-offloading-size", "--kv-transfer-config")
 """vLLM arguments with which an operator configures offloading directly."""
 
 
+def flags_set(args: Iterable[str], flags: Iterable[str]) -> tuple[str, ...]:
+    """Those of vLLM's `flags` that `args` set, in any spelling that vLLM's parser takes.
+
+    The parser takes `_` for `-`, a value after `=`, a field of a config after `.`, and the
+    beginning of a long flag if no other flag begins like it.
+    """
+    words = {w.split("=")[0].split(".")[0].replace("_", "-") for w in args if w.startswith("-")}
+    long = tuple(word for word in words if len(word) > len("--") and word.startswith("--"))
+    return tuple(f for f in flags if f in words or any(f.startswith(word) for word in long))
+
+
 DUE_DATE = "due-date"
 """The engine-internal scheduler with the rule of `cato.core.pool.prefill`."""
 
@@ -236,7 +247,7 @@ class EngineSpec:
         """
         if self.host_memory is not None:
             return self.host_memory
-        has_own = any(word.split("=")[0] in OFFLOADING_FLAGS for word in self.args)
+        has_own = bool(flags_set(self.args, OFFLOADING_FLAGS))
         is_shared = self.sleep or self.swap
         return accelerator == "gpu" and self.prefix_caching and not (has_own or is_shared)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cato.control.messages import Told
-from cato.core.block_map import BlockMap
+from cato.core.block_map import BlockMap, most_copies_of
 from cato.core.events import CacheChanged
 from cato.core.ids import ReplicaId
 from cato.core.kv_events import BlocksCleared, KvEvent, NodeNews
@@ -29,7 +29,9 @@ class CacheNews:
         """From now on these are the blocks of `engine`; nothing is known of them."""
         self._map = blocks = BlockMap()
         if engine is not None:
-            blocks.offloads = engine.facts.host_bytes > 0
+            facts = engine.facts
+            blocks.offloads = facts.host_bytes > 0
+            blocks.most_copies = most_copies_of(facts.kv_capacity_tokens, facts.block_tokens)
             engine.watch_cache(partial(self._heard, blocks))
 
     def begin(self, request: EngineRequest) -> None:

@@ -12,6 +12,8 @@ import os
 import time
 from pathlib import Path
 
+import psutil
+
 from cato.serve.keeper import MARK_VARIABLE
 
 POLL_S = 0.2
@@ -29,11 +31,19 @@ def drain(run_dir: Path, mark: str, limit_s: float) -> bool:
     folder.mkdir(exist_ok=True)
     until_s = time.monotonic() + limit_s
     time.sleep(min(limit_s, SEEN_WITHIN_S))
-    while busy := list(folder.iterdir()):
+    while busy := [file for file in folder.iterdir() if _is_alive(file.name)]:
         if time.monotonic() >= until_s:
             break
         time.sleep(POLL_S)
     return not busy
+
+
+def _is_alive(name: str) -> bool:
+    """Whether the ingress that keeps the file lives: a killed one leaves its file behind."""
+    try:
+        return bool(psutil.Process(int(name)).status() != psutil.STATUS_ZOMBIE)
+    except (ValueError, psutil.NoSuchProcess):
+        return False
 
 
 def forget(run_dir: Path, mark: str) -> None:

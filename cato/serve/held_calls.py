@@ -53,7 +53,7 @@ class HeldCalls:
             self._expect_first_token(id, request, profile)
 
         async def noting() -> AsyncGenerator[EngineChunk, None]:
-            """The engine's chunks, up to a preemption by the pool."""
+            """The engine's chunks, up to a preemption by the pool or a later attempt's."""
             nonlocal tokens, outcome, is_first, prompt_tokens, cached_tokens
             generated = engine.generate(request)
             if not request.stream:
@@ -71,7 +71,7 @@ class HeldCalls:
                         is_first = False
                         # After the token itself: the reader waits for it, the router does not.
                         loop.call_soon(self._tell, FirstTokenSent(0.0, id))
-                    if self.progress.note(id, tokens) and chunk.finish_reason is None:
+                    if self.progress.note(id, attempt, tokens) and chunk.finish_reason is None:
                         outcome = PREEMPTED
                         yield replace(chunk, finish_reason=PREEMPTED)
                         return

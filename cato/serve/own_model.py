@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from cato.core.errors import CatoError
 from cato.core.events import ReplicaReported
+from cato.core.pool.hosted import STEADY_AFTER_S
 from cato.core.profile import Profile
 from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, ModelSpec
@@ -18,10 +19,9 @@ from cato.serve.replica import Replica
 log = logging.getLogger("cato.engine_replica")
 
 # The first restart is immediate. After the last one fails, Serve replaces the replica.
+# A restart has failed, too, if its engine dies within STEADY_AFTER_S and before its first whole
+# answer. Engines that answer are restarted at once: drills kill them every few seconds.
 RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
-# A restart has failed, too, if its engine dies within this time and before its first whole answer.
-# Engines that answer are restarted at once: drills kill them every few seconds.
-STEADY_AFTER_S = 60.0
 
 
 class OwnModel:

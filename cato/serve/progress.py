@@ -62,8 +62,11 @@ class Progress:
         self._preempted.discard(id)
         self._stops.pop(id, None)
 
-    def note(self, id: InvocationId, tokens: int) -> bool:
-        """Note progress; return True if the router has preempted the stream."""
+    def note(self, id: InvocationId, attempt: int, tokens: int) -> bool:
+        """Note progress; return True if the stream must stop: the router has preempted it, or this
+        replica has had a later attempt since."""
+        if self._attempts.get(id) != attempt:
+            return True
         self._tokens[id] = tokens
         if tokens - self._reported[id] >= REPORT_STEPS and self._timer is None:
             loop = asyncio.get_running_loop()

@@ -40,7 +40,10 @@ PLAN = Plan(
     point_limit_s=2.0,
     total_s=20.0,
 )
+# In the order in which vLLM prefers them; it loads one format only.
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+# The same weights once more, in Mistral's own layout.
+_CONSOLIDATED = "consolidated"
 
 
 async def measured(
@@ -144,9 +147,13 @@ def checked_path(source: str, engine: str) -> str:
 
 
 def weight_files(path: str) -> list[Path]:
-    """Weight files in the model folder `path`; empty if it is not a folder."""
+    """Weight files in the model folder `path` that vLLM loads; empty if it is not a folder.
+
+    Many folders hold the weights in several formats.
+    """
     folder = Path(path)
-    return [f for pattern in _WEIGHTS for f in sorted(folder.glob(pattern))]
+    found = next((f for pattern in _WEIGHTS if (f := sorted(folder.glob(pattern)))), [])
+    return [f for f in found if not f.name.startswith(_CONSOLIDATED)] or found
 
 
 def _drop_from_page_cache(files: list[Path]) -> None:

@@ -30,13 +30,25 @@ def vllm() -> Any:
 
 
 class Steps:
-    """A scheduler, and steps of which `in_flight` are under way at a time."""
+    """A scheduler, and steps of which `in_flight` are under way at a time.
 
-    def __init__(self, *, in_flight: int, blocks: int, most: int = 8, **more: Any) -> None:
+    `in_host`: prompt tokens of requests, by id, that are loaded from host memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_flight: int,
+        blocks: int,
+        most: int = 8,
+        in_host: dict[str, int] | None = None,
+        **more: Any,
+    ) -> None:
         import torch
         from vllm.config import (
             CacheConfig,
             DeviceConfig,
+            KVTransferConfig,
             ModelConfig,
             SchedulerConfig,
             VllmConfig,
@@ -53,7 +65,18 @@ class Steps:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         model = ModelConfig(model=model_path(DEMO_SOURCE), dtype="float32", max_model_len=1024)
+        connector = None
+        if in_host:
+            from kits.kv_connector import HostMemory
+
+            HostMemory.tokens = in_host
+            connector = KVTransferConfig(
+                kv_connector="HostMemory",
+                kv_role="kv_both",
+                kv_connector_module_path="kits.kv_connector",
+            )
         config = VllmConfig(
+            kv_transfer_config=connector,
             model_config=model,
             scheduler_config=SchedulerConfig(
                 max_num_seqs=most,
@@ -124,6 +147,10 @@ class Steps:
                 if one.new_token_ids and not self.said[one.request_id]:
                     self.order.append(one.request_id)
                 self.said[one.request_id] += len(one.new_token_ids)
+
+    def load(self, id: str) -> None:
+        """Its blocks have arrived."""
+        self.scheduler.finished_recving_kv_req_ids.add(id)
 
     def _ends(self, id: str, output: Any) -> bool:
         """Whether the step gives it a token: its prompt is whole with it."""
@@ -207,3 +234,79 @@ def test_a_prompt_that_is_due_sooner_pauses_one_that_runs(vllm: Any, in_flight: 
     assert steps.scheduler.requests["short"].num_computed_tokens >= 4 * LEAST_TOKENS
     steps.run()
     assert steps.order == ["stream", "short", "long"]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_loaded_prompt_and_a_long_one_that_is_due_sooner_both_end(
+    vllm: Any, in_flight: int
+) -> None:
+    steps = Steps(in_flight=in_flight, blocks=400, in_host={"loaded": 160})
+    steps.add("loaded", list(range(1000, 1200)), 4, CallTarget(60.0))
+    steps.step()
+    assert steps.scheduler.requests["loaded"].num_computed_tokens == 160
+    steps.add("long", list(range(900)), 4, CallTarget(1.0))
+    steps.load("loaded")
+    steps.run(most=50)
+    assert steps.said == {"loaded": 4, "long": 4}
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_loaded_prompt_that_waits_for_a_batch_slot_does_not_stop_those_that_have_one(
+    vllm: Any, in_flight: int
+) -> None:
+    steps = Steps(in_flight=in_flight, blocks=400, most=2, in_host={"loaded": 160})
+    steps.scheduler._rule = DueDateRule(most_s=1e-9)  # the least piece of one prompt in a step
+    steps.add("loaded", list(range(1000, 1900)), 4, CallTarget(1.0))
+    steps.step()
+    for i in range(2):
+        steps.add(f"long-{i}", [i] * 900, 4, CallTarget(60.0 - 30.0 * i))
+        steps.step()
+    assert len(steps.scheduler.running) == 2
+    steps.load("loaded")
+    steps.run(most=400)
+    assert steps.said == {"loaded": 4, "long-0": 4, "long-1": 4}
+
+
+def test_a_load_that_has_no_room_beside_another_does_not_stop_a_running_prompt(vllm: Any) -> None:
+    steps = Steps(in_flight=1, blocks=120, in_host={"loading": 160, "next": 640})
+    steps.scheduler._rule = DueDateRule(most_s=1e-9)  # the least piece of one prompt in a step
+    steps.add("runs", [1] * 400, 4, CallTarget(60.0))
+    steps.step()
+    steps.add("loading", list(range(1000, 1900)), 4, CallTarget(20.0))
+    steps.step()
+    steps.add("next", list(range(2000, 2700)), 4, CallTarget(1.0))
+    runs = steps.scheduler.requests["runs"]
+    for _ in range(3):
+        before = runs.num_computed_tokens
+        steps.step()
+        assert runs.num_computed_tokens > before
+    assert steps.scheduler.requests["next"].num_computed_tokens == 0
+
+
+class Compiled:
+    """A structured output whose grammar is ready after it was looked at `looks` times."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    @property
+    def grammar(self) -> object | None:
+        self._looks -= 1
+        return object() if self._looks < 0 else None
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_grammars_that_become_ready_do_not_cost_a_step(vllm: Any, looks: int) -> None:
+    """At once, or after the step was planned."""
+    from vllm.v1.request import RequestStatus
+
+    steps = Steps(in_flight=1, blocks=400, most=16)
+    for i in range(6):
+        steps.add(f"grammar-{i}", [i] * 50, 2, CallTarget(30.0))
+        request = steps.scheduler.requests[f"grammar-{i}"]
+        request.structured_output_request = Compiled(looks)
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    steps.add("urgent", [99] * 50, 2, CallTarget(0.1))
+    scheduled = list(steps.scheduler.schedule().num_scheduled_tokens)
+    assert scheduled[0] == "urgent"
+    assert len(scheduled) > 1 or looks

@@ -187,6 +187,6 @@ async def test_where_the_rule_cannot_be_had_the_engine_starts_without(place: Pla
     engine = place.engine(whole, "narrow")
     await engine.start()
     assert await said(engine, asked("r", 100, 1.0), [])
-    await engine.stop()
     log = Path(engine.log).read_text(encoding="utf-8", errors="replace")
+    await engine.stop()
     assert "prompts run in vLLM's order" in log

@@ -25,7 +25,7 @@ from cato.core.eviction import (
 )
 from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName
 from cato.core.pool.failing_cards import FailingCards
-from cato.core.pool.hosted import BY_ARRIVAL, Copy, HostedState
+from cato.core.pool.hosted import BY_ARRIVAL, STEADY_AFTER_S, Copy, HostedState
 from cato.core.pool.placement_events import Served
 
 
@@ -295,7 +295,7 @@ class CardFleet:
             self._tell(copy.model, TurnsEnded(now_s))
 
     def note_failure(self, copy: Copy, now_s: float) -> None:
-        """A load of `copy` failed: the model or one of the accelerators is the cause.
+        """`copy` did not become steady: the model or one of the accelerators is the cause.
 
         A model that fails everywhere, or again at the same place, says nothing about them.
         """
@@ -304,8 +304,29 @@ class CardFleet:
             self.failing.failed([c for c in copy.cards if c not in model.failed_on], now_s)
         model.failed_on.update(copy.cards)
 
-    def note_success(self, copy: Copy) -> None:
-        """`copy` can serve: neither its model nor its accelerators are broken."""
+    def note_answer(self, name: ModelName, id: InvocationId) -> None:
+        """A copy of the model, which still holds the invocation, has answered it."""
+        line = self.models[name].line
+        for copy in self.copies.values():
+            is_new = copy.model == name and copy.is_ready and not copy.is_steady
+            if is_new and id in line.held_by(copy.replica_id):
+                self._note_steady(copy)
+
+    def note_time(self, now_s: float) -> None:
+        """Note which copies have been ready for long enough."""
+        for copy in self.copies.values():
+            if copy.is_ready and now_s - copy.ready_at_s >= STEADY_AFTER_S:
+                self._note_steady(copy)
+
+    def _note_steady(self, copy: Copy) -> None:
+        """`copy` can serve: neither its model nor its accelerators are broken.
+
+        Only once for each copy: else one that serves would hide that another one dies again and
+        again.
+        """
+        if copy.is_steady:
+            return
+        copy.is_steady = True
         model = self.models[copy.model]
         model.failures = 0
         model.failed_on.clear()

@@ -1,4 +1,4 @@
-"""Accelerators where loads failed: for a while, others are tried first."""
+"""Accelerators where loads failed, or copies died at once: for a while, others are tried first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Failing:
 
 
 class FailingCards:
-    """The accelerators whose latest load failed."""
+    """The accelerators whose latest copy did not become steady."""
 
     def __init__(self) -> None:
         self._failing: dict[CardId, _Failing] = {}
@@ -31,14 +31,14 @@ class FailingCards:
         return iter(self._failing)
 
     def failed(self, cards: Iterable[CardId], now_s: float) -> None:
-        """A load on `cards` failed."""
+        """A load on `cards` failed, or its copy died before it was steady."""
         for card in cards:
             failing = self._failing.setdefault(card, _Failing())
             failing.retry_at_s = now_s + failing.delay_s
             failing.delay_s = min(MAX_CARD_RETRY_S, 2.0 * failing.delay_s)
 
     def cleared(self, cards: Iterable[CardId]) -> None:
-        """A load on `cards` succeeded, or they are gone."""
+        """A copy on `cards` is steady, or they are gone."""
         for card in cards:
             self._failing.pop(card, None)
 

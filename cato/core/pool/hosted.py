@@ -13,6 +13,10 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.placement_events import Served
 from cato.core.snapshot import Invocation
 
+# A copy that dies within this time and before its first whole answer has failed to load, as far as
+# retries are concerned; so has an engine of its own pool. Loads alone prove nothing: the first call
+# may kill every engine.
+STEADY_AFTER_S = 60.0
 # A model that failed to load at more places than this in a row is likely to be the cause itself.
 MOST_BROKEN_PLACES = 2
 
@@ -32,6 +36,8 @@ class Copy:
     is_prefetch: bool = False
     from_host_memory: bool = False
     ready_at_s: float = -inf
+    # Has answered a call, or been ready for `STEADY_AFTER_S`.
+    is_steady: bool = False
     # Accepts no new calls, so that it empties and a long-waiting model can take its place.
     is_closing: bool = False
 
@@ -57,7 +63,7 @@ class HostedState:
     arrivals: int = 0
     mean_tokens: float = 0.0
     retry_at_s: float = -inf
-    failures: int = 0  # in a row
+    failures: int = 0  # in a row, without a steady copy between them
     failed_on: set[CardId] = field(default_factory=set)  # by those failures
     _made: dict[InvocationId, tuple[Invocation, Wanted]] = field(default_factory=dict)
 

@@ -100,6 +100,7 @@ class Placement:
 
         Raise `InputError` if a model to be removed is in use.
         """
+        self._fleet.note_time(event.now_s)
         match event:
             case LoadFinished():
                 self._loaded(event)
@@ -154,6 +155,10 @@ class Placement:
         self._loading.missed.discard(id)
         return is_hit
 
+    def answered(self, model: ModelName, id: InvocationId) -> None:
+        """A copy has answered the call; its line does not know of that yet."""
+        self._fleet.note_answer(model, id)
+
     def see_queue(self, name: ModelName) -> None:
         """The model's line has handled an event: update whether calls wait there."""
         model = self._fleet.models[name]
@@ -168,6 +173,7 @@ class Placement:
 
     def decide(self, now_s: float, order: Callable[[Load], None]) -> None:
         """Something has changed: give turns to calls and order loads."""
+        self._fleet.note_time(now_s)
         self._loading.decide(now_s, order, may_load=self._is_settled(now_s))
 
     def copies(self) -> tuple[CopyPicture, ...]:
@@ -245,10 +251,10 @@ class Placement:
         return self._rates.learnt()
 
     def check_invariants(self) -> None:
-        """Assert that failures are noted of known accelerators without a loaded copy; for tests."""
+        """Assert that failures are noted of known accelerators without a steady copy; for tests."""
         failing = set(self._fleet.failing)
         assert failing <= self._fleet.cards.keys() | self._fleet.lent.keys(), sorted(failing)
-        working = {card for c in self._fleet.copies.values() if c.is_ready for card in c.cards}
+        working = {card for c in self._fleet.copies.values() if c.is_steady for card in c.cards}
         assert not failing & working, sorted(failing & working)
 
     # Events
@@ -259,17 +265,16 @@ class Placement:
             return
         copy.is_ready, copy.ready_at_s = True, event.now_s
         copy.is_prefetch = False
-        self._fleet.note_success(copy)
         self._fleet.remember(copy.host, copy.model, event.now_s)
         self._fleet.report(copy, event.now_s)
 
     def _failed(self, event: LoadFailed) -> tuple[GiveUp, ...]:
-        """Handle a failed load.
+        """Handle a failed load, or the death of a copy.
 
         Weights in host memory that do not load are read from storage at once. If loading from
         storage fails too, the wait grows with each try, and in the end the model's queue is given
         up, unless another copy of the model serves it or is loading. The next try is on other
-        accelerators if there are any.
+        accelerators if there are any. A copy that dies before it is steady counts as a failed load.
         """
         copy = self._fleet.copies.get(event.copy_id)
         if copy is None:
@@ -279,16 +284,21 @@ class Placement:
         if copy.from_host_memory and not copy.is_ready:
             in_memory.discard(copy.model)
             return ()
-        if not copy.is_ready:
-            self._fleet.note_failure(copy, event.now_s)
         model = self._fleet.models[copy.model]
+        if copy.is_steady:
+            model.failures = 0
+        else:
+            self._fleet.note_failure(copy, event.now_s)
         model.failures += 1
         doubled = min(model.failures - 1, MOST_DOUBLINGS)
         delay_s = min(MAX_LOAD_RETRY_S, LOAD_RETRY_S * 2.0**doubled)
         model.retry_at_s = event.now_s + delay_s
         if model.failures < LOAD_TRIES or self._fleet.copies_of(copy.model):
             return ()
-        problem = f"{copy.model} did not load in {model.failures} tries: {event.problem}"
+        problem = (
+            f"{copy.model} did not load, or died at once, in {model.failures} tries: "
+            f"{event.problem}"
+        )
         given_up = tuple(model.line.waiting)
         for x in given_up:
             self._tell(copy.model, InvocationWithdrawn(event.now_s, x.id, x.attempt, problem))
@@ -384,7 +394,6 @@ class Placement:
         copy = Copy(event.copy_id, event.model, host, deployment, event.cards, is_ready=True)
         copy.ready_at_s = event.now_s
         self._fleet.place(copy)
-        self._fleet.failing.cleared(copy.cards)
         self._fleet.remember(copy.host, copy.model, event.now_s)
         self._fleet.report(copy, event.now_s, event.held)
 

@@ -74,6 +74,8 @@ class PromptCall:
 
     `target` counts from `asked_at_s`, when the engine got the call. It still needs `blocks` blocks
     of KV cache. `is_running`: it holds a batch slot and the blocks of what is computed.
+    `enters_first`: the engine admits it before any other waiting prompt, because it already holds
+    blocks, for example with what was loaded from host memory.
     """
 
     id: str
@@ -84,6 +86,7 @@ class PromptCall:
     priority: int = 0
     blocks: int = 0
     is_running: bool = False
+    enters_first: bool = False
 
 
 @dataclass(slots=True)
@@ -191,10 +194,15 @@ class DueDateRule:
     def in_order(
         self, now_s: float, streams: int, prompts: Iterable[PromptCall]
     ) -> list[PromptCall]:
-        """By due date; prompts of answers that are already being read come first."""
+        """By due date; prompts of answers that are already being read come first.
+
+        Before all of them come those that the engine admits first: if one of these got no tokens,
+        the engine would admit no other prompt, and the tokens of the others would be unused.
+        """
         return sorted(
             prompts,
             key=lambda p: (
+                not p.enters_first,
                 not p.target.has_begun,
                 self.due_at_s(now_s, streams, p),
                 p.priority,

@@ -27,13 +27,22 @@ from cato.core.kv_events import (
     KvEvent,
     KvTier,
 )
-from cato.core.topology import EngineSpec
+from cato.core.topology import EngineSpec, flags_set
 
 log = logging.getLogger("cato.engines")
 
 # Sent as a call's session, which vLLM copies into the events of the blocks that the call stores.
 CALL_HEADER = "X-Session-Id"
 _FLAG = "--kv-events-config"
+# With these the server has several engine cores, or is one of several servers.
+_PARALLEL_FLAGS = (
+    "--data-parallel-size", "-dp", "--data-parallel-size-local", "-dpl",
+    "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr",
+    "--data-parallel-hybrid-lb", "-dph", "--data-parallel-external-lb", "-dpe",
+    "--data-parallel-multi-port-external-lb", "-dpm",
+)  # fmt: skip
+# Set to "full" in a request's `vllm_xargs`, its cached blocks are told again as stored.
+_REPORT_MODE = "kv_cache_report_mode"
 # The server looks for replay requests ten times a second.
 _REPLAY_S = 2.0
 _SEQUENCE_BYTES = 8
@@ -52,8 +61,7 @@ def has_events(spec: EngineSpec) -> bool:
     `spec.args` may configure the publisher for another reader, or several engine cores, which would
     publish on one socket each.
     """
-    own = (_FLAG, "--data-parallel")
-    return spec.prefix_caching and not any(a.startswith(own) for a in spec.args)
+    return spec.prefix_caching and not flags_set(spec.args, (_FLAG, *_PARALLEL_FLAGS))
 
 
 def feed_argv(uds: str) -> list[str]:
@@ -66,6 +74,18 @@ def feed_argv(uds: str) -> list[str]:
         "replay_endpoint": f"ipc://{replay}",
     }
     return [_FLAG, json.dumps(config)]
+
+
+def without_repeats(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a client's body that does not ask vLLM to tell of cached blocks again.
+
+    A reader of the events takes each repeat for one more copy of the block.
+    """
+    asked = body.get("vllm_xargs")
+    if not isinstance(asked, dict) or _REPORT_MODE not in asked:
+        return dict(body)
+    kept = {name: value for name, value in asked.items() if name != _REPORT_MODE}
+    return {**body, "vllm_xargs": kept}
 
 
 def _paths(uds: str) -> tuple[str, str]:

@@ -27,8 +27,9 @@ from cato.engines.vllm import dialects, stream, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, AddedAdapters
 from cato.engines.vllm.arguments import server_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
-from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
-from cato.engines.vllm.kv_feed import CALL_HEADER, KvFeed, has_events
+from cato.engines.vllm.host import Zygote, check_socket_path
+from cato.engines.vllm.kv_feed import CALL_HEADER, KvFeed, has_events, without_repeats
+from cato.engines.vllm.logs import EngineLog
 from cato.engines.vllm.offloading import Offloading, offloading_of
 from cato.engines.vllm.scheduler import STEP_VARIABLE, with_target
 from cato.engines.vllm.template_probe import ask_template
@@ -81,6 +82,19 @@ def _counted_in(chunk: EngineChunk, more: int) -> EngineChunk:
     )
 
 
+def _ask_for_usage(body: dict[str, object], request: EngineRequest) -> bool:
+    """Set `stream_options` of `body`; return whether each chunk will have its usage."""
+    asked = body.pop("stream_options", None)
+    if not (request.stream and request.endpoint.has_choices):
+        return False
+    options = dict(asked) if isinstance(asked, dict) else {}
+    options["include_usage"] = True
+    if not request.raw:
+        options["continuous_usage_stats"] = True
+    body["stream_options"] = options
+    return bool(options.get("continuous_usage_stats"))
+
+
 class VllmEngine:
     """A vLLM server process: started, watched, called and stopped by this object.
 
@@ -116,8 +130,7 @@ class VllmEngine:
         # One socket name per engine and start; the log is kept across starts.
         self._name = f"vllm-{os.getpid()}-{secrets.token_hex(3)}"
         self._starts = 0
-        self.log = log or os.path.join(socket_dir, f"{self._name}.log")
-        self._log_start = 0
+        self._log = EngineLog(socket_dir, self._name, log)
         self._uds = ""
         self._state = EngineState.STOPPED
         self._facts = EngineFacts("vllm", model.name, spec.max_num_seqs, 0, simulated=False)
@@ -131,9 +144,10 @@ class VllmEngine:
         self._session: aiohttp.ClientSession | None = None
         # Answers being read.
         self._answers: set[aiohttp.ClientResponse] = set()
-        # Running calls, when the engine last showed a sign of life, and why it was given up.
+        # Running calls, since when they are silent, when the engine last showed a sign of life, and
+        # why it was given up.
         self._calls: set[_Call] = set()
-        self._heard_s = 0.0
+        self._heard_s = self._alive_s = time.monotonic()
         self._may_be_silent = False  # asleep, swapping weights, or loading an adapter
         self._why_hung = ""
         self._listener: asyncio.Task[None] | None = None
@@ -158,6 +172,11 @@ class VllmEngine:
         return self._uds
 
     @property
+    def log(self) -> str:
+        """Path of the server's log."""
+        return self._log.path
+
+    @property
     def facts(self) -> EngineFacts:
         """Context and version are known once the engine is ready."""
         return self._facts
@@ -166,6 +185,7 @@ class VllmEngine:
         async with self._lock:
             if self._state is EngineState.READY:
                 return
+            self._log.has_failed |= self._state is EngineState.DEAD
             await self._end()
             self._state = EngineState.STARTING
             self._death = asyncio.get_running_loop().create_future()
@@ -185,7 +205,7 @@ class VllmEngine:
                 if isinstance(exc, TimeoutError):
                     raise EngineError(
                         f"vLLM did not answer within {self._spec.start_timeout_s:g} s; "
-                        + last_words(self.log, self._log_start)
+                        + self._log.last_words()
                     ) from exc
                 raise
             self._state = EngineState.READY
@@ -204,10 +224,12 @@ class VllmEngine:
             self._listener = asyncio.create_task(self._listen())
 
     async def stop(self) -> None:
+        self._log.has_failed |= self._state is EngineState.DEAD
         self._state = EngineState.STOPPED  # set first: exits from here on are intended
         async with self._lock:
             self._state = EngineState.STOPPED
             await self._end()
+            self._log.delete_unless_failed()
 
     async def wait_dead(self) -> str:
         if self._death is None:
@@ -216,7 +238,7 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
         session = self._ready_session()
-        body = dict(request.body)
+        body = without_repeats(request.body)
         body["model"] = self._server_model
         if request.adapter is not None:
             most = self._model.adapter_places if self._accelerator == "cpu" else None
@@ -228,17 +250,7 @@ class VllmEngine:
                 body["priority"] = request.priority
             if self._spec.scheduler:
                 body = with_target(body, request.target)
-        continuous_usage = False
-        if request.stream and request.endpoint.has_choices:
-            asked = body.get("stream_options")
-            options = dict(asked) if isinstance(asked, dict) else {}
-            options["include_usage"] = True
-            if not request.raw:
-                options["continuous_usage_stats"] = True
-            continuous_usage = bool(options.get("continuous_usage_stats"))
-            body["stream_options"] = options
-        else:
-            body.pop("stream_options", None)
+        continuous_usage = _ask_for_usage(body, request)
         headers = {"Content-Type": "application/json", "X-Request-Id": request.id}
         if self._feed is not None:
             headers[CALL_HEADER] = request.id
@@ -269,21 +281,25 @@ class VllmEngine:
             if session.closed:  # ended between the answer's head and this line
                 raise EngineDeadError("the engine has ended", 503)
             if response.status != 200:
+                self._log.has_failed |= response.status >= 500
                 raise stream.http_error(response.status, await response.read())
             if not request.stream:
                 answer = dialects.answer_of(request.endpoint, await response.read())
+                self._show_life()
                 yield self._renamed(answer)
                 return
             events = dialects.events_of(
                 request.endpoint, raw=request.raw, continuous_usage=continuous_usage
             )
             async for data in response.content.iter_any():
-                call.has_begun, self._heard_s = True, time.monotonic()
+                call.has_begun = True
+                self._show_life()
                 for chunk in events.feed(data):
                     yield _counted_in(self._renamed(chunk), more)
             if not events.is_finished:
                 raise EngineDeadError("the engine's answer ended early", 503)
         except (aiohttp.ClientError, OSError) as exc:
+            self._log.has_failed |= not self._was_stopped()
             raise EngineDeadError(f"lost the engine: {exc or type(exc).__name__}", 503) from exc
         except RuntimeError as exc:
             if session.closed:  # stopped or died meanwhile
@@ -382,8 +398,7 @@ class VllmEngine:
         Path(self._socket_dir).mkdir(parents=True, exist_ok=True)
         self._uds = os.path.join(self._socket_dir, f"{self._name}-{self._starts}.sock")
         check_socket_path(self._uds)
-        log, self._log_start = open_log(self.log)
-        os.close(log)
+        self._log.open()
         zygote_socket = self._zygote_socket
         if zygote_socket is None:
             own = self._own_zygote = Zygote(
@@ -455,7 +470,7 @@ class VllmEngine:
             self._state = EngineState.DEAD
         if self._why_hung:
             how = f"{self._why_hung}; it was killed"
-        self._death.set_result(f"vLLM {how}; {last_words(self.log, self._log_start)}")
+        self._death.set_result(f"vLLM {how}; {self._log.last_words()}")
 
     async def _listen(self) -> None:
         """Kill the server when it hangs: its streams end."""
@@ -479,36 +494,51 @@ class VllmEngine:
         """Why to give up a silent server; empty while there are signs of life."""
         if not self._is_silent():
             return ""
-        signs = await self._watched(pids)
+        signs = await self._watched()
+        if signs.answered or signs.counted:
+            self._show_life()
+        # Calls that began or ended meanwhile are no signs of life, but a long prompt may now need
+        # more time.
         if not self._is_silent() or threads.is_stopped(pids):
             return ""
-        if signs.answered or signs.counted:
-            self._heard_s = time.monotonic()
         return self._hung.why_hung(self._silence(), signs)
 
+    def _show_life(self) -> None:
+        """The engine has just shown a sign of life."""
+        self._heard_s = self._alive_s = time.monotonic()
+
     def _is_heard_again(self) -> None:
-        self._may_be_silent, self._heard_s = False, time.monotonic()
+        self._may_be_silent = False
+        self._show_life()
 
     def _is_silent(self) -> bool:
         return not self._may_be_silent and self._hung.is_due(self._silence())
 
     def _silence(self) -> Silence:
-        silent_s = time.monotonic() - self._heard_s
+        now_s = time.monotonic()
         prompt_tokens = sum(max(1, c.prompt_tokens) for c in self._calls if not c.has_begun)
-        return Silence(silent_s, len(self._calls), prompt_tokens)
+        return Silence(
+            now_s - self._heard_s, len(self._calls), prompt_tokens, now_s - self._alive_s
+        )
 
-    async def _watched(self, pids: list[int]) -> Signs:
+    async def _family(self) -> list[int]:
+        return [] if self.pid is None else await asyncio.to_thread(threads.family, self.pid)
+
+    async def _watched(self) -> Signs:
         """Signs of life within `watched_s`: a token of any answer, an answer to the probe, the
         server's own counters, running threads."""
-        heard_s, is_idle, samples = self._heard_s, not self._calls, list[bool]()
+        alive_s, samples = self._alive_s, list[bool]()
+        pids: list[int] = []
         asking = asyncio.create_task(self._probe())
         counting = asyncio.create_task(self._counted())
         try:
             until_s = time.monotonic() + self._hung.watched_s
             while time.monotonic() < until_s:
                 await asyncio.sleep(_SAMPLE_S)
-                if asking.done() or self._heard_s != heard_s or (not self._calls) != is_idle:
+                if asking.done() or self._alive_s != alive_s:
                     return Signs(answered=True, counted=False, working=0.0)
+                # Not those of the start: kernels compile in child processes.
+                pids = pids or await self._family()
                 samples.append(threads.is_working(pids))
             before = await counting
             counted = before is not None and (await self._counted() or 0.0) > before
@@ -516,7 +546,9 @@ class VllmEngine:
             asking.cancel()
             counting.cancel()
             await asyncio.wait([asking, counting])
-        return Signs(False, counted, sum(samples) / max(1, len(samples)))
+        has_new_children = not set(await self._family()) <= set(pids)
+        working = 1.0 if has_new_children else sum(samples) / max(1, len(samples))
+        return Signs(answered=False, counted=counted, working=working)
 
     async def _probe(self) -> None:
         """Return when the server has computed one token or refused to."""
@@ -653,6 +685,7 @@ class VllmEngine:
         if self._feed is not None:
             self._feed.close()
             self._feed = None
+        self._log.close()
         self.pid = None
         self._adapters.forget()
         if self._uds:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
         def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any: ...
         def _free_blocks(self, request: Any) -> None: ...
-        def _is_blocked_waiting_status(self, status: Any) -> bool: ...
+        def _handle_blocked_waiting_request(self, request: Any) -> bool: ...
         def _request_remaining_blocks(self, request: Any) -> int: ...
         def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int: ...
 
@@ -67,7 +67,7 @@ _LOOK_UP_S = 1.0
 _MOST_STEPS = 16
 _USED = (
     "_free_blocks",
-    "_is_blocked_waiting_status",
+    "_handle_blocked_waiting_request",
     "_request_remaining_blocks",
     "_reserve_prefill_lookahead",
     "add_request",
@@ -140,6 +140,8 @@ def _why_not(scheduler: type, config: Any, kv_cache: Any) -> str:
         "it has an encoder": config.model_config.is_encoder_decoder,
         "it decodes speculatively": config.speculative_config is not None,
         "its layers have KV caches of several kinds": len(kv_cache.kv_cache_groups) != 1,
+        # vLLM caches their state only where a piece ends at a block's end.
+        "it has Mamba layers": getattr(kv_cache, "has_mamba_layers", True),
         "it is a pipeline": config.parallel_config.pipeline_parallel_size != 1,
     }
     return next((problem for problem, is_there in problems.items() if is_there), "")
@@ -225,6 +227,44 @@ class DueDate(Scheduler):
         return min(tokens, self._pieces.get(request.request_id, 0))
 
     def _plan(self, now_s: float) -> None:
+        decoding, prompts = self._running(now_s)
+        # vLLM admits these before `waiting`. Some are still being loaded from host memory.
+        holding = set(self.kv_holding_waiting)
+        ready, blocked = [], []
+        for request in (*self.kv_holding_waiting, *self.waiting):
+            # vLLM asks this when it comes to the request in its queue. Asked here, a request that
+            # has become ready gets its tokens in this step; without tokens it would end admissions.
+            if not self._handle_blocked_waiting_request(request):
+                blocked.append(request)
+                continue
+            ready.append(request)
+            prompt = self._prompt(request, self._asked(request), now_s, is_running=False)
+            prompts.append(replace(prompt, enters_first=request in holding))
+        if not prompts:
+            self._pieces = {}
+            return
+        cache = self.kv_cache_manager
+        # vLLM refuses another load that would need these.
+        kept = sum(self._request_remaining_blocks(r) for r in blocked if r in holding)
+        self._pieces = self._rule.plan(
+            now_s,
+            decoding,
+            prompts,
+            room_tokens=self.max_num_scheduled_tokens,
+            places=self.max_num_active_reqs - self.num_waiting_for_streaming_input,
+            free_blocks=cache.block_pool.get_num_free_blocks() - cache.watermark_blocks - kept,
+        )
+        place = {id: i for i, id in enumerate(self._pieces)}
+        ready.sort(key=lambda request: place.get(request.request_id, len(place)))
+        # vLLM admits in order until a request gets no tokens. A blocked one that becomes ready
+        # after the plan has none, so it must not come before others.
+        queue: Any = import_module("vllm.v1.core.sched.request_queue").FCFSRequestQueue
+        self.waiting = queue(r for r in (*ready, *blocked) if r not in holding)
+        if holding:
+            self.kv_holding_waiting = queue(r for r in (*ready, *blocked) if r in holding)
+
+    def _running(self, now_s: float) -> tuple[list[DecodingCall], list[PromptCall]]:
+        """Running requests that decode, which become `_streams`, and those with a prompt left."""
         decoding, prompts = [], []
         self._streams.clear()
         for request in self.running:
@@ -239,38 +279,7 @@ class DueDate(Scheduler):
             elapsed_s = 0.0 if asked.begun_at_s is None else now_s - asked.begun_at_s
             said = max(1, request.num_output_tokens + request.num_output_placeholders)
             decoding.append(DecodingCall(said, elapsed_s, asked.target.tpot_s))
-        waiting, blocked = [], []
-        for request in (*self.kv_holding_waiting, *self.waiting):
-            if self._is_blocked_waiting_status(request.status):
-                blocked.append(request)
-                continue
-            waiting.append(request)
-            asked = self._asked(request)
-            prompts.append(self._prompt(request, asked, now_s, is_running=False))
-        if not prompts:
-            self._pieces = {}
-            return
-        cache = self.kv_cache_manager
-        self._pieces = self._rule.plan(
-            now_s,
-            decoding,
-            prompts,
-            room_tokens=self.max_num_scheduled_tokens,
-            places=self.max_num_active_reqs - self.num_waiting_for_streaming_input,
-            free_blocks=cache.block_pool.get_num_free_blocks() - cache.watermark_blocks,
-        )
-        self._order(waiting, blocked)
-
-    def _order(self, waiting: list[Any], blocked: list[Any]) -> None:
-        """Sort the queue. vLLM admits waiting requests in order until one gets no tokens. It skips
-        blocked requests, but must see them to notice when they are ready."""
-        place = {id: i for i, id in enumerate(self._pieces)}
-        waiting.sort(key=lambda request: place.get(request.request_id, len(place)))
-        held = set(self.kv_holding_waiting)
-        queue: Any = import_module("vllm.v1.core.sched.request_queue").FCFSRequestQueue
-        self.waiting = queue(r for r in (*blocked, *waiting) if r not in held)
-        if held:
-            self.kv_holding_waiting = queue(r for r in (*blocked, *waiting) if r in held)
+        return decoding, prompts
 
     def _asked(self, request: Any) -> _Asked:
         return self._known.setdefault(request.request_id, _Asked(NOTHING_DUE, time.monotonic()))

@@ -161,6 +161,25 @@ def test_a_source_that_is_no_model_is_told_before_anything_starts(tmp_path: Path
     assert [f.name for f in weight_files(str(tmp_path))] == ["model-1.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("files", "loaded"),
+    [
+        ("model-1.safetensors model-2.safetensors consolidated.safetensors pytorch_model.bin", 2),
+        ("consolidated-1.safetensors consolidated-2.safetensors pytorch_model.bin", 2),
+        ("pytorch_model-1.bin pytorch_model-2.bin", 2),
+        ("model.gguf", 1),
+        ("tokenizer.json", 0),
+    ],
+)
+def test_weights_that_a_folder_holds_in_several_formats_count_once(
+    tmp_path: Path, files: str, loaded: int
+) -> None:
+    names = files.split()
+    for name in names:
+        (tmp_path / name).write_bytes(b"12345")
+    assert [f.name for f in weight_files(str(tmp_path))] == names[:loaded]
+
+
 def test_an_engine_too_small_to_measure_says_so() -> None:
     tiny = replace(SLOTS, engine=EngineSpec("simulated", max_num_seqs=4, max_model_len=16))
     with pytest.raises((InputError, ContextLengthError)):

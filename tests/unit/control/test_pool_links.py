@@ -22,13 +22,15 @@ from cato.core.errors import (
     LinkError,
     ReplicaLostError,
 )
-from cato.core.events import ReplicaProgressed, StreamLost
+from cato.core.events import InvocationEnded, ReplicaProgressed, StreamLost
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.length import LengthBelief, around
 from cato.core.snapshot import Invocation
-from cato.core.topology import PoolPolicies
+from cato.core.topology import EngineSpec, PoolPolicies
 from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.simulated import SimulatedEngine
 from cato.serve import lease_link
+from cato.serve.held_calls import HeldCalls
 from cato.serve.lease_link import LeaseLink
 from cato.serve.progress import Progress
 from cato.serve.token_streams import TokenStreams
@@ -352,14 +354,56 @@ async def test_an_order_stops_the_attempt_that_it_names_also_when_it_comes_first
     progress.stop(ID, 2)
     held[ID] = 1
     progress.begin(ID)
-    assert not progress.note(ID, 1)
+    assert not progress.note(ID, 1, 1)
     progress.stop(ID, 1)
-    assert progress.note(ID, 2)
+    assert progress.note(ID, 1, 2)
     progress.stop(ID, 2)
     held[ID] = 2
     progress.begin(ID)
     assert progress.stop_of(ID).is_set()
-    assert progress.note(ID, 1)
+    assert progress.note(ID, 2, 1)
+
+
+async def test_an_attempt_stops_once_a_later_one_has_come_and_gone() -> None:
+    """Its reader is gone, and the replica does not know that yet."""
+    told: list[Told] = []
+    calls, engine = HeldCalls(REPLICA, told.append), Halting(a_profile(), EngineSpec("simulated"))
+    await engine.start()
+
+    async def texts(attempt: int) -> list[str]:
+        request = EngineRequest("i", Endpoint.COMPLETIONS, {"attempt": attempt})
+        chunks = calls.stream(engine, a_profile(), request, ID, attempt)
+        return [chunk.text async for chunk in chunks]
+
+    first = asyncio.ensure_future(texts(1))
+    await until(lambda: bool(calls.attempts), within_s=5)
+    await asyncio.sleep(0)
+    assert "".join(await texts(2)) == "abc"
+    engine.may_go_on.set()
+    assert "c" not in "".join(await first)
+    assert not calls.attempts
+    await asyncio.sleep(0)
+    ends = [(x.attempt, x.outcome) for x in told if isinstance(x, InvocationEnded)]
+    assert ends == [(2, "done")]
+    # No entry of the first attempt is left to be reported.
+    calls.attempts[InvocationId("other")] = 1
+    calls.progress.begin(InvocationId("other"))
+    calls.progress.note(InvocationId("other"), 1, 20)
+    await until(lambda: isinstance(told[-1], ReplicaProgressed), within_s=5)
+    assert told[-1] == ReplicaProgressed(0.0, REPLICA, ((InvocationId("other"), 20),))
+
+
+class Halting(SimulatedEngine):
+    """Stops its first answer after a token, until it `may_go_on`."""
+
+    may_go_on = asyncio.Event()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        yield EngineChunk("a", 1)
+        if request.body["attempt"] == 1:
+            await self.may_go_on.wait()
+        yield EngineChunk("b", 2)
+        yield EngineChunk("c", 3, 5, 0, "stop")
 
 
 async def test_progress_is_told_every_twenty_tokens() -> None:
@@ -367,8 +411,8 @@ async def test_progress_is_told_every_twenty_tokens() -> None:
     progress = Progress(REPLICA, {ID: 1}, told.put_nowait)
     progress.begin(ID)
     for tokens in range(1, 20):
-        progress.note(ID, tokens)
+        progress.note(ID, 1, tokens)
     await asyncio.sleep(0.01)
     assert told.empty()
-    progress.note(ID, 20)
+    progress.note(ID, 1, 20)
     assert await asyncio.wait_for(told.get(), 5) == ReplicaProgressed(0.0, REPLICA, ((ID, 20),))

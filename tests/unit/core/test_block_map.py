@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cato.core.block_map import MESSAGE_NODES, BlockMap
+from cato.core.block_map import COPIES_PER_BLOCK, MESSAGE_NODES, BlockMap, most_copies_of
 from cato.core.ids import ReplicaId
 from cato.core.kv_events import (
     BlocksCleared,
@@ -70,6 +70,39 @@ def test_a_removed_block_takes_its_nodes_and_a_second_copy_keeps_them() -> None:
     assert gone(blocks) == []
     blocks.heard(BlocksRemoved((102,)))
     assert gone(blocks) == [5, 6]
+
+
+def test_blocks_that_are_told_more_often_than_they_are_removed_do_not_stay_for_ever() -> None:
+    blocks = BlockMap(most_copies=most_copies_of(8 * SIZE, SIZE))
+    most, cleared = 0, 0
+    for n in range(30):
+        hashes = tuple(range(100 * n, 100 * n + 8))
+        for call in (f"a{n}", f"b{n}"):
+            blocks.begin(call, tuple(range(1000 * n, 1000 * n + 16)), 8 * SIZE)
+            blocks.heard(BlocksStored(hashes, None, SIZE, call))
+            blocks.end(call, 8 * SIZE, 0)
+        blocks.heard(BlocksRemoved(hashes))
+        cleared += sum(news.cleared for news in told(blocks))
+        most = max(most, len(blocks._blocks))
+    assert cleared
+    assert most <= COPIES_PER_BLOCK * 8
+    assert len(blocks._nodes) <= 2 * most
+
+
+def test_a_cache_full_of_copies_is_believed() -> None:
+    """Each hash may be the only one of its block, or one of two."""
+    blocks = BlockMap(most_copies=most_copies_of(4 * SIZE, SIZE))
+    for n in range(4):
+        serve(blocks, f"call-{n}", (1, 2), SIZE)
+    assert told(blocks) == []
+    for n in range(50):
+        blocks.heard(BlocksRemoved((100,)))
+        serve(blocks, f"again-{n}", (1, 2), SIZE)
+    blocks.heard(BlocksRemoved((100,) * 3))
+    assert told(blocks) == []
+    blocks.heard(BlocksRemoved((100,)))
+    assert gone(blocks) == [1, 2]
+    assert most_copies_of(0, 16) == most_copies_of(4096, 0) == float("inf")
 
 
 def test_the_end_of_a_prompt_that_fills_no_block_is_not_in_the_cache() -> None:

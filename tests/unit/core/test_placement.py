@@ -38,6 +38,7 @@ from cato.core.ids import (
 )
 from cato.core.policies import Policies
 from cato.core.pool.failing_cards import CARD_RETRY_S
+from cato.core.pool.hosted import STEADY_AFTER_S
 from cato.core.pool.loading import STARVED_AFTER_S
 from cato.core.pool.placement import (
     LOAD_RETRY_S,
@@ -491,6 +492,94 @@ def test_a_model_that_must_be_loaded_is_tried_for_days() -> None:
         commands = fleet.handle(Looked(n * MAX_LOAD_RETRY_S))
         (load,) = [c for c in commands if isinstance(c, Load)]
         fleet.handle(LoadFailed(n * MAX_LOAD_RETRY_S, load.copy_id, "no such file"))
+
+
+def die_after(fleet: Shared, lived_s: float, at_s: float) -> tuple[tuple[str, ...], float]:
+    """The next load succeeds and its copy dies `lived_s` later; where, and when that was."""
+    while not (loads := [c for c in fleet.handle(Looked(at_s)) if isinstance(c, Load)]):
+        at_s += 0.5
+    fleet.handle(LoadFinished(at_s, loads[0].copy_id))
+    fleet.handle(LoadFailed(at_s + lived_s, loads[0].copy_id, "CUDA error"))
+    return loads[0].cards, at_s + lived_s
+
+
+def waits_s(fleet: Shared, at_s: float, deaths: int, lived_s: float = 0.0) -> list[float]:
+    """How long after each of these deaths the next load is ordered."""
+    found = []
+    for _ in range(deaths):
+        _, died_s = die_after(fleet, lived_s, at_s)
+        found.append(died_s - lived_s - at_s)
+        at_s = died_s
+    return found
+
+
+def test_a_model_that_loads_and_dies_at_once_is_loaded_ever_more_rarely() -> None:
+    fleet = a_fleet(a_model("a", min_copies=1))
+    assert waits_s(fleet, 0.0, 8) == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_LOAD_RETRY_S]
+
+
+def test_calls_that_wait_for_a_model_that_dies_at_once_are_given_up() -> None:
+    fleet = a_fleet(a_model("a", max_running=1))
+    queue(fleet, "killer", "a", 0.0)
+    queue(fleet, "waits", "a", 0.0)
+    at_s, commands = 0.0, fleet.handle(Looked(0.0))
+    for attempt in range(LOAD_TRIES):
+        (copy,) = fleet.copies()
+        (started,) = fleet.handle(LoadFinished(at_s, copy.id))
+        assert isinstance(started, Started)
+        assert started.id == "killer"
+        commands = fleet.handle(LoadFailed(at_s, copy.id, "CUDA error"))
+        fleet.offer(at_s, wants("killer", "a", 0.0), attempt + 2)
+        at_s += MAX_LOAD_RETRY_S
+        fleet.handle(Looked(at_s))
+    (given_up,) = commands
+    assert isinstance(given_up, GiveUp)
+    assert given_up.id == "waits"
+    assert "died at once" in given_up.problem
+
+
+def test_a_copy_that_was_ready_for_long_starts_the_count_of_failures_anew() -> None:
+    fleet = a_fleet(a_model("a", min_copies=1))
+    waits_s(fleet, 0.0, 5)
+    assert waits_s(fleet, 100.0, 3, lived_s=STEADY_AFTER_S) == [0.0, 1.0, 1.0]
+    assert waits_s(fleet, 400.0, 3, lived_s=STEADY_AFTER_S - 1.0) == [0.0, 2.0, 4.0]
+
+
+def test_a_copy_that_has_answered_starts_the_count_of_failures_anew() -> None:
+    fleet = a_fleet(a_model("a", min_copies=1))
+    waits_s(fleet, 0.0, 5)
+    (load,) = [c for c in fleet.handle(Looked(100.0)) if isinstance(c, Load)]
+    fleet.handle(LoadFinished(100.0, load.copy_id))
+    queue(fleet, "1", "a", 100.0)
+    fleet.finish(100.5, "1")
+    fleet.handle(LoadFailed(101.0, load.copy_id, "CUDA error"))
+    assert waits_s(fleet, 101.0, 2) == [1.0, 2.0]
+
+
+def test_a_copy_that_serves_does_not_hide_that_another_one_dies_at_once() -> None:
+    fleet = a_fleet(a_model("a", min_copies=2, max_copies=2), cards=2)
+    first, second = [c for c in fleet.handle(Looked(0.0)) if isinstance(c, Load)]
+    fleet.handle(LoadFinished(0.0, first.copy_id))
+    queue(fleet, "1", "a", 0.0)
+    fleet.finish(0.5, "1")
+    fleet.handle(LoadFinished(1.0, second.copy_id))
+    fleet.handle(LoadFailed(1.0, second.copy_id, "CUDA error"))
+    waits = []
+    at_s = 1.0
+    for n in range(3):
+        queue(fleet, f"later-{n}", "a", at_s)
+        fleet.finish(at_s, f"later-{n}")
+        _, died_s = die_after(fleet, 0.0, at_s)
+        waits.append(died_s - at_s)
+        at_s = died_s
+    assert waits == [1.0, 2.0, 4.0]
+
+
+def test_a_model_that_died_at_once_is_tried_on_another_accelerator() -> None:
+    fleet = a_fleet(a_model("a", min_copies=1), cards=2)
+    where, died_s = die_after(fleet, 0.0, 0.0)
+    again, _ = die_after(fleet, 0.0, died_s)
+    assert {*where, *again} == {"card-0", "card-1"}
 
 
 def test_calls_wait_for_the_copy_that_serves_when_another_one_does_not_load() -> None:

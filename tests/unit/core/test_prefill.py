@@ -64,6 +64,7 @@ prompt_lists = st.lists(
         st.integers(-5, 5),
         st.integers(0, 400),
         st.booleans(),
+        st.booleans(),
     ),
     max_size=12,
 )
@@ -257,3 +258,18 @@ def test_one_step_of_a_busy_machine_changes_little() -> None:
     before = law.tokens_in(MOST_S, 4000)
     law.saw(5.0, 8, [(400, 4000)])
     assert law.tokens_in(MOST_S, 4000) > before / 2
+
+
+def test_a_prompt_that_the_engine_admits_first_is_not_left_without_tokens() -> None:
+    first = a_prompt("first", 60.0, left=100, enters_first=True)
+    soon = a_prompt("soon", 1.0, left=60_000)
+    assert list(planned(soon, first)) == ["first", "soon"]
+    assert list(planned(soon, replace(first, left_tokens=60_000))) == ["first"]
+
+
+def test_a_prompt_that_the_engine_cannot_admit_takes_nothing_from_those_that_run() -> None:
+    first = a_prompt("first", 60.0, left=60_000, blocks=10, enters_first=True)
+    runs = a_prompt("runs", 30.0, is_running=True)
+    waits = a_prompt("waits", 1.0)
+    assert list(planned(first, runs, waits, places=1)) == ["runs"]
+    assert list(planned(first, runs, waits, free_blocks=9)) == ["runs"]

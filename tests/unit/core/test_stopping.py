@@ -56,6 +56,17 @@ async def test_what_runs_ends_before_the_stop_and_nothing_new_begins(tmp_path: P
     assert whole.text.endswith("data: [DONE]\n\n")
 
 
+def test_an_ingress_that_was_killed_in_a_drain_is_not_waited_for(tmp_path: Path) -> None:
+    drain(tmp_path, MARK, 0.0)
+    (folder,) = tmp_path.iterdir()
+    killed = subprocess.Popen(["sleep", "600"])
+    (folder / str(killed.pid)).touch()
+    assert not drain(tmp_path, MARK, 0.1)
+    killed.kill()
+    killed.wait()
+    assert drain(tmp_path, MARK, 0.1)
+
+
 # Stands in for `cato serve`: what it starts starts a process that ignores every signal that it can,
 # in a session of its own, as Ray's actor starts HAProxy.
 SERVE = """

@@ -29,7 +29,7 @@ from cato.core.kv_events import (
     KvTier,
 )
 from cato.core.topology import EngineSpec
-from cato.engines.vllm.kv_feed import KvFeed, feed_argv, has_events
+from cato.engines.vllm.kv_feed import KvFeed, feed_argv, has_events, without_repeats
 
 CLEARED = {"type": "AllBlocksCleared"}
 
@@ -175,5 +175,32 @@ def test_engines_publish_unless_they_cache_nothing_or_their_arguments_say_otherw
     spec = EngineSpec("vllm", prefix_caching=True)
     assert has_events(spec)
     assert not has_events(replace(spec, prefix_caching=False))
-    assert not has_events(replace(spec, args=("--kv-events-config={}",)))
-    assert not has_events(replace(spec, args=("--data-parallel-size", "2")))
+    assert has_events(replace(spec, args=("--kv-cache-dtype", "fp8", "--seed=1")))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--kv-events-config={}",),
+        ("--kv_events_config", "{}"),
+        ("--kv-events", "{}"),
+        ("--kv-events-config.publisher", "null"),
+        ("--data-parallel-size", "2"),
+        ("--data_parallel_size=2",),
+        ("--data_parallel_size_local", "2"),
+        ("-dp", "2"),
+        ("-dp=2",),
+        ("-dpn", "1"),
+    ],
+)
+def test_arguments_for_another_reader_or_several_cores_are_seen_in_any_spelling(
+    args: tuple[str, ...],
+) -> None:
+    assert not has_events(EngineSpec("vllm", args=args))
+
+
+def test_a_client_cannot_have_blocks_told_twice() -> None:
+    asked = {"prompt": "a", "vllm_xargs": {"kv_cache_report_mode": "full", "other": 1}}
+    assert without_repeats(asked) == {"prompt": "a", "vllm_xargs": {"other": 1}}
+    assert "kv_cache_report_mode" in asked["vllm_xargs"]
+    assert without_repeats({"vllm_xargs": 3}) == {"vllm_xargs": 3}

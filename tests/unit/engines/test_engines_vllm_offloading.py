@@ -54,6 +54,9 @@ def test_is_on_for_vllm_on_a_gpu_alone() -> None:
         EngineSpec("vllm", swap=True),
         EngineSpec("vllm", args=(FLAG, "9")),
         EngineSpec("vllm", args=("--kv-transfer-config={}",)),
+        EngineSpec("vllm", args=("--kv_offloading_size", "8")),
+        EngineSpec("vllm", args=("--kv-offloading-s=8",)),
+        EngineSpec("vllm", args=("--kv_transfer_config.kv_role", "kv_both")),
     ],
 )
 def test_is_off_where_it_was_set_or_would_be_wrong(spec: EngineSpec) -> None:

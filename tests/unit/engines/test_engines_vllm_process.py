@@ -31,6 +31,7 @@ from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import EngineLoad, EngineState
 from cato.engines.vllm import process
 from cato.engines.vllm.host import Zygote
+from cato.engines.vllm.logs import KEPT_LOGS
 from cato.engines.vllm.process import VllmEngine
 
 # The standard library alone: importing a web framework would take most of these tests' time.
@@ -104,9 +105,15 @@ async def complete(body, writer):
     async def event(value):
         await send(writer, b"data: " + json.dumps(value).encode() + b"\\n\\n")
     prompt = body["prompt"]
+    if "--deadlock" in sys.argv:
+        await asyncio.sleep(600)
+    if prompt == "compile":  # in a child process, as of a step that everything waits for
+        burn = "import time\\nwhile time.process_time() < 2.0: pass"
+        subprocess.run([sys.executable, "-c", burn])
     if prompt == "#":
         print("PROBE", flush=True)
     print("LIMIT", body.get("max_tokens"), flush=True)
+    print("XARGS", body.get("vllm_xargs"), flush=True)
     if CORE is not None:  # what computes is another process, as on accelerators
         CORE.stdin.write(b"a")
         await CORE.stdin.drain()
@@ -205,6 +212,15 @@ async def test_starts_serves_and_stops(zygote: Zygote) -> None:
     await engine.stop()
     assert pid is not None
     assert not is_alive(pid)
+
+
+async def test_a_client_cannot_ask_the_engine_to_tell_of_blocks_twice(zygote: Zygote) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    xargs = {"kv_cache_report_mode": "full", "other": 1}
+    await collect(engine, a_request(vllm_xargs=xargs))
+    assert "XARGS {'other': 1}\n" in Path(engine.log).read_text()
+    await engine.stop()
 
 
 @pytest.mark.parametrize(("counted", "asked"), [(4, 5), (2, 5), (0, 5)])
@@ -467,6 +483,62 @@ async def test_an_idle_engine_that_is_stopped_is_killed_before_a_call_waits(
     async with asyncio.timeout(60):
         assert "vLLM hung: a signal stopped its process" in await engine.wait_dead()
     await engine.stop()
+
+
+async def test_an_engine_that_hangs_is_killed_while_calls_come_and_go(zygote: Zygote) -> None:
+    hung = replace(HASTY, least_s=1.0, watched_s=0.5, idle_s=1.5)
+    engine = an_engine(zygote, "--deadlock", hung=hung)
+    await engine.start()
+    async with asyncio.timeout(60):
+        while engine.state is EngineState.READY:
+            with contextlib.suppress(TimeoutError, EngineDeadError):
+                async with asyncio.timeout(0.3):
+                    await collect(engine, a_request())
+            await asyncio.sleep(0.1)
+        assert "hung" in await engine.wait_dead()
+    await engine.stop()
+
+
+async def test_an_engine_whose_child_compiles_a_kernel_goes_on(zygote: Zygote) -> None:
+    engine = an_engine(zygote, hung=replace(HASTY, watched_s=0.5))
+    await engine.start()
+    assert text_of(await collect(engine, a_request(prompt="compile"))) == "ab"
+    await engine.stop()
+
+
+async def test_the_log_of_an_engine_goes_with_it_unless_it_failed(zygote: Zygote) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    assert Path(engine.log).exists()
+    await engine.stop()
+    assert not Path(engine.log).exists()
+    broken = an_engine(zygote)
+    await broken.start()
+    with pytest.raises(EngineDeadError):
+        await collect(broken, a_request(prompt="die"))
+    await broken.wait_dead()
+    for _ in range(2):
+        await broken.stop()
+    assert Path(broken.log).exists()
+
+
+async def test_the_last_logs_of_failed_engines_are_kept(zygote: Zygote) -> None:
+    folder = Path(zygote.socket).parent
+    running = an_engine(zygote)
+    await running.start()
+    os.utime(running.log, (0, 0))
+    for n in range(KEPT_LOGS + 3):
+        log = folder / f"vllm-{n}.log"
+        log.touch()
+        os.utime(log, (1000 + n, 1000 + n))
+    failing = an_engine(zygote, "--fail")
+    with pytest.raises(EngineError):
+        await failing.start()
+    await failing.stop()
+    left = {log.name for log in folder.glob("vllm-*.log")}
+    kept = {f"vllm-{n}.log" for n in range(3, KEPT_LOGS + 3)}
+    assert left == kept | {Path(failing.log).name, Path(running.log).name}
+    await running.stop()
 
 
 async def test_an_engine_that_sleeps_is_not_asked_for_a_sign(zygote: Zygote) -> None:

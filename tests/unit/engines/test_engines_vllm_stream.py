@@ -302,11 +302,11 @@ def test_what_a_call_is_due_arrives_in_the_engine(target: CallTarget) -> None:
 
 
 def test_a_client_cannot_say_when_its_call_is_due() -> None:
-    asked = {"vllm_xargs": {"cato_target_s": 0.001, "kv_cache_report_mode": "full"}}
+    asked = {"vllm_xargs": {"cato_target_s": 0.001, "other": "full"}}
     told = scheduler.with_target(asked, NOTHING_DUE)["vllm_xargs"]
     assert isinstance(told, dict)
     assert scheduler.target_of(told) == NOTHING_DUE
-    assert told["kv_cache_report_mode"] == "full"
+    assert told["other"] == "full"
     assert scheduler.with_target({"vllm_xargs": 3}, NOTHING_DUE)["vllm_xargs"]
 
 
@@ -330,13 +330,15 @@ def a_config(**more: object) -> SimpleNamespace:
 
 def test_the_rule_is_left_out_where_it_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     hooks = type("Hooks", (), dict.fromkeys(scheduler._USED))
-    one, two = (SimpleNamespace(kv_cache_groups=[0] * n) for n in (1, 2))
+    one, two = (SimpleNamespace(kv_cache_groups=[0] * n, has_mamba_layers=False) for n in (1, 2))
+    mamba = SimpleNamespace(kv_cache_groups=[0], has_mamba_layers=True)
     vllm = ModuleType("vllm")
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     vllm.__version__ = "0.32.4"  # type: ignore[attr-defined]
     assert not scheduler._why_not(hooks, a_config(), one)
     assert "hook" in scheduler._why_not(object, a_config(), one)
     assert "several kinds" in scheduler._why_not(hooks, a_config(), two)
+    assert "Mamba" in scheduler._why_not(hooks, a_config(), mamba)
     assert "speculatively" in scheduler._why_not(hooks, a_config(speculative_config=1), one)
     vllm.__version__ = "0.33.0"  # type: ignore[attr-defined]
     assert "0.33.0" in scheduler._why_not(hooks, a_config(), one)

@@ -13,12 +13,14 @@ from virtual_time_kit import VirtualLoop
 from cato.control.messages import CODEC
 from cato.core.events import CacheChanged
 from cato.core.ids import ModelName, ReplicaId
-from cato.core.kv_events import NodeNews
+from cato.core.kv_events import BlocksStored, NodeNews
 from cato.core.prefix_cache import block_hashes
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
-from cato.core.topology import ModelSpec
+from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.base import Endpoint, EngineRequest
+from cato.engines.simulated.engine import SimulatedEngine
 from cato.lab.chaos.local_pools import LocalPool
+from cato.serve.cache_news import CacheNews
 
 PROFILE = replace(
     a_profile(prefill_s=0.001, token_s=0.001),
@@ -60,6 +62,19 @@ class Talk:
             reported = chunk.cached_tokens
         await asyncio.sleep(1.0)  # until the news is out
         return lease.cached_tokens, reported
+
+
+async def test_an_engine_that_tells_of_more_blocks_than_it_has_is_believed_no_more() -> None:
+    told: list[object] = []
+    news = CacheNews(ReplicaId("r"), told.append)
+    engine = SimulatedEngine(PROFILE, EngineSpec("simulated"))
+    news.watch(engine)
+    for _ in range(2 * PROFILE.kv_capacity_tokens // PROFILE.block_tokens):
+        news._heard(news._map, BlocksStored((1,), None, 16))
+    assert not news._map.is_due
+    news._heard(news._map, BlocksStored((1,), None, 16))
+    news._tell_news()
+    assert told == [CacheChanged(0.0, ReplicaId("r"), NodeNews(cleared=True))]
 
 
 def in_virtual_time(play: Callable[[Talk], Awaitable[None]]) -> None:

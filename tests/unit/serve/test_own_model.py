@@ -14,10 +14,11 @@ from virtual_time_kit import VirtualLoop
 from cato.control.messages import Generate
 from cato.core.errors import EngineError
 from cato.core.ids import DeploymentName, InvocationId, ModelName, ReplicaId
+from cato.core.pool.hosted import STEADY_AFTER_S
 from cato.core.topology import DeploymentSpec, EngineSpec, ModelSpec
 from cato.engines.base import Endpoint, Engine, EngineRequest
 from cato.engines.simulated import SimulatedEngine
-from cato.serve.own_model import RESTART_BACKOFF_S, STEADY_AFTER_S, OwnModel
+from cato.serve.own_model import RESTART_BACKOFF_S, OwnModel
 from cato.serve.replica import Replica
 
 A_PROFILE = replace(a_profile(), load_s=0.0)

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 from cato.core.errors import InputError, UnknownNameError
+from cato.core.ids import InvocationId
 from cato.estimators.speed_meter import SpeedMeter
-from cato.lab.experiments import length_models, saber, saber_estimators
+from cato.lab.experiments import azure_replay, length_models, saber, saber_estimators
 from cato.lab.registry import experiment
 from cato.policies import schedulers
 from cato.policies.admission.saber import speed_model
 from cato.sim.experiment import Options, silent
 from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.replica import Sequence, SimReplica
 from cato.sim.traces import TraceRow, load_azure
-from cato.sim.workloads import SABER_ENGINE, saber_tasks
+from cato.sim.workloads import SABER_ENGINE, SEVEN_B, saber_tasks
 
 
 def a_trace(folder: Path, rows: int, seed: int = 0, *, tells: bool = True) -> Path:
@@ -119,6 +121,29 @@ def test_a_request_that_runs_alone_has_the_speed_of_the_profile() -> None:
     assert max(s.concurrency for s in samples) == pytest.approx(1.0)
     fastest = max(s.tokens_per_s for s in samples)
     assert 0.85 / profile.decode_step_s(1) < fastest < 1.0 / profile.decode_step_s(1)
+
+
+def test_a_requests_speed_counts_its_own_prompt_and_those_that_join() -> None:
+    def speed_of_first(*prompts_tokens: int) -> float:
+        sequences = [Sequence(InvocationId(str(i)), n, 28) for i, n in enumerate(prompts_tokens)]
+        arrived_at_s = [0.3 * i for i in range(len(sequences))]
+        engine = SimReplica(SEVEN_B, max_running=2)
+        return saber_estimators.load_and_speed(sequences, arrived_at_s, engine)[0].tokens_per_s
+
+    decoding = 1 / SEVEN_B.decode_step_s(1, 2048)
+    alone = speed_of_first(2048)
+    assert alone == pytest.approx(28 / (28 / decoding + SEVEN_B.prefill_s(2048)), rel=0.05)
+    assert speed_of_first(2048, 2048) < 0.9 * speed_of_first(2048, 1) < 0.9 * alone
+
+
+def test_saber_learns_the_speed_of_a_trace_from_its_earlier_rows(tmp_path: Path) -> None:
+    trace, learnt = a_trace(tmp_path, 300), (0, 200)
+    law = azure_replay.speed_law(trace, learnt, False)
+    assert law.speed(1) < 1 / SEVEN_B.decode_step_s(1, 2048)
+    assert law.speed(8) < 0.7 / SEVEN_B.decode_step_s(8, 2048)
+    assert law != azure_replay.speed_law(trace, learnt, True)
+    azure_replay.speed_law.cache_clear()
+    assert law == azure_replay.speed_law(trace, learnt, False)
 
 
 def test_busier_runs_are_more_concurrent_and_slower() -> None:

@@ -93,7 +93,7 @@ def test_recorded_arrivals_and_recorded_lengths(
         for i in range(30)
     ]
     trace.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    policies = (schedulers.FORESIGHT, hindsight.CLAIRVOYANT)
+    policies = (schedulers.FORESIGHT, azure_replay.SABER, hindsight.CLAIRVOYANT)
     replayed = experiment("azure-replay").run(Options((1,), policies, trace=trace), silent)
     assert {m.policy for m in replayed.means} == set(policies)
     assert least_of_every_policy(replayed) >= OF_FLEETS

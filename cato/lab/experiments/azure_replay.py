@@ -19,19 +19,22 @@ from statistics import fmean
 import numpy as np
 
 from cato.core.errors import InputError
-from cato.core.ids import PoolName
+from cato.core.ids import InvocationId, PoolName
 from cato.core.policies import Policies
 from cato.core.topology import RAY_SERVE
 from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.lab.experiments.hindsight import CLAIRVOYANT, clairvoyant, missed_of
+from cato.lab.experiments.saber_estimators import load_and_speed
 from cato.lab.study import Measured, Study, Trial
 from cato.policies import schedulers
+from cato.sim import replica
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.looks import look_of
 from cato.sim.metrics import metrics_of
 from cato.sim.plots import figure, legend, save
+from cato.sim.replica import SimReplica
 from cato.sim.report import Report, Sample, Setting, Target, mean_and_stderr
 from cato.sim.tasks import SimTask
 from cato.sim.trace_tasks import trace_beliefs, trace_tasks
@@ -56,39 +59,70 @@ OPPONENTS = (
     "sjf-bounded",
     "plas-waiting",
 )
-# SABER's speed law is fitted at the trace's mean context.
-_CONTEXT_TOKENS = 2048
+SABER = "saber"
+# Arrivals of SABER's offline phase, from one request at a time to more than a replica can bear, and
+# their number at each rate. Its rows and arrivals are drawn with a seed of their own.
+OFFLINE_RATES_PER_S = (0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+OFFLINE_REQUESTS = 100
+OFFLINE_SEED = 77_002
 
 
-@lru_cache(maxsize=1)
-def speed_law() -> UslFit:
-    """SABER's offline phase on a 7B replica, by its decode steps."""
-    batches = range(1, SEVEN_B.max_running + 1)
-    return fit_usl([SpeedSample(b, 1 / SEVEN_B.decode_step_s(b, _CONTEXT_TOKENS)) for b in batches])
+@lru_cache(maxsize=4)
+def speed_law(trace: Path, learnt: tuple[int, int], chunked: bool) -> UslFit:
+    """SABER's offline phase: requests of rows `learnt` on one replica with the cap lifted.
+
+    As in the paper (Section IV-B, step 1) a request's speed is its tokens by its execution time,
+    prompts included. One replica: its law depends neither on the number nor the trace's speed.
+    """
+    rows = load_azure(trace)[slice(*learnt)]
+    samples: list[SpeedSample] = []
+    for rate_per_s in OFFLINE_RATES_PER_S:
+        rng = np.random.default_rng([OFFLINE_SEED, round(1000 * rate_per_s)])
+        drawn = [rows[i] for i in rng.integers(0, len(rows), OFFLINE_REQUESTS)]
+        arrived_at_s = np.cumsum(rng.exponential(1 / rate_per_s, OFFLINE_REQUESTS)).tolist()
+        sequences = [
+            replica.Sequence(InvocationId(str(i)), row.prompt_tokens, max(1, row.output_tokens))
+            for i, row in enumerate(drawn)
+        ]
+        engine = SimReplica(SEVEN_B, OFFLINE_REQUESTS, _chunk_tokens(chunked))
+        samples += load_and_speed(sequences, arrived_at_s, engine)
+    return fit_usl(samples)
 
 
-def _saber() -> Policies:
-    return schedulers.saber(speed_law())
-
-
+# Without SABER, which learns its law from the trace.
 POLICIES: Mapping[str, Callable[[], Policies]] = {
     "power-of-two": partial(schedulers.early, "power-of-two"),
     "cato": schedulers.cato,
-    "saber": _saber,
     **{name: partial(schedulers.OF_PROFILE[name], SEVEN_B, 0) for name in OPPONENTS},
     "fcfs, late": partial(schedulers.static_cap, SEVEN_B.max_running),
     schedulers.FORESIGHT: schedulers.foresight,
 }
+ARMS = (SABER, *POLICIES)
+
+
+def _policies(name: str, trace: Path, chunked: bool, seed: int) -> Policies:
+    if name == SABER:
+        learnt, _ = _split(seed)
+        return schedulers.saber(speed_law(trace, learnt, chunked))
+    return POLICIES[name]()
+
+
+def _chunk_tokens(chunked: bool) -> int | None:
+    return CHUNK_TOKENS if chunked else None
 
 
 def _setup(replicas: int, chunked: bool, policies: Policies) -> PoolSetup:
-    chunk_tokens = CHUNK_TOKENS if chunked else None
+    chunk_tokens = _chunk_tokens(chunked)
     return PoolSetup(POOL, (SEVEN_B,) * replicas, policies, chunk_tokens=chunk_tokens)
+
+
+def _split(seed: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return DEVELOPMENT if seed < REPORT_SEEDS_FROM else REPORT
 
 
 def _tasks(trace: Path, speed: float, seed: int) -> list[SimTask]:
     rows = load_azure(trace)
-    (first, end), (begin, stop) = DEVELOPMENT if seed < REPORT_SEEDS_FROM else REPORT
+    (first, end), (begin, stop) = _split(seed)
     if len(rows) <= begin:
         raise InputError(f"--trace: {trace} has {len(rows)} rows; {begin + 1} are needed")
     known = trace_beliefs(rows[first:end])
@@ -99,7 +133,8 @@ def _measured(
     options: Options, replicas: int, speed: float, chunked: bool, policy: str, seed: int
 ) -> Measured:
     """Metrics, and the attainment in each block of the trace."""
-    tasks = _tasks(options.needed("trace"), speed, seed)
+    trace = options.needed("trace")
+    tasks = _tasks(trace, speed, seed)
     if policy == UPPER_BOUND:
         pool = Capacity(SEVEN_B, replicas)
         return Measured({"slo_attainment": attainable(tasks, {POOL: pool})}, ())
@@ -108,7 +143,7 @@ def _measured(
         best = clairvoyant(tasks, setup, seed, SEARCH_ROUNDS)
         metrics, missed = best.metrics, best.missed
     else:
-        fleet = Fleet([setup(POLICIES[policy]())])
+        fleet = Fleet([setup(_policies(policy, trace, chunked, seed))])
         outcomes = fleet.run(tasks)
         metrics, missed = metrics_of(fleet, outcomes), missed_of(outcomes)
     blocks = np.array_split([t.id not in missed for t in tasks], BLOCKS)
@@ -125,7 +160,7 @@ def _cells(options: Options) -> list[Trial]:
         Trial(
             _setting(replicas, speed, chunked),
             partial(_measured, options, replicas, speed, chunked),
-            tuple(POLICIES) if chunked else (),
+            ARMS if chunked else (),
         )
         for chunked in (False, True)
         for replicas, speed in SETTINGS
@@ -199,7 +234,7 @@ STUDY = Study(
     "azure-replay",
     "replay of a production coding trace on 7B replicas, against a clairvoyant search",
     "Azure LLM inference trace 2023 (Patel et al., Splitwise, ISCA 2024)",
-    (*POLICIES, *WITH_HINDSIGHT),
+    (*ARMS, *WITH_HINDSIGHT),
     _cells,
     _targets,
     plot,

@@ -16,7 +16,7 @@ from cato.sim.workloads import SEVEN_B
 
 
 def _as_printed() -> Policies:
-    """Algorithm 1 with its line 24: the first replica when none is feasible."""
+    """Algorithm 1 with its line 24: the first replica for a call that is not late, fits nowhere."""
     return replace(schedulers.cato(), routing=CatoRouting(takes_first=True))
 
 

@@ -65,13 +65,23 @@ def speed_samples(workload: str, rate_per_s: float, seed: int) -> tuple[SpeedSam
         )
         for i, name in enumerate(classes)
     ]
-    engine = SimReplica(SABER_ENGINE, max_running=REQUESTS)
+    return load_and_speed(sequences, arrived_at_s, SimReplica(SABER_ENGINE, max_running=REQUESTS))
+
+
+def load_and_speed(
+    sequences: Sequence[replica.Sequence], arrived_at_s: Sequence[float], engine: SimReplica
+) -> tuple[SpeedSample, ...]:
+    """Mean load and tokens per second of each sequence from arrival to last token, in their order.
+
+    `engine` is idle and has room for all of them: time in its queue would count, too.
+    """
+    assert engine.max_running >= len(sequences), "the cap is not lifted"
     started: dict[str, tuple[float, float]] = {}
     found: dict[str, SpeedSample] = {}
     # The integral of the engine's concurrency over time gives each request's mean concurrency.
     held_s, since_s, following = 0.0, 0.0, 0
-    while len(found) < REQUESTS:
-        next_s = arrived_at_s[following] if following < REQUESTS else np.inf
+    while len(found) < len(sequences):
+        next_s = arrived_at_s[following] if following < len(sequences) else np.inf
         now_s = min(next_s, engine.wake_s)
         held_s += engine.held * (now_s - since_s)
         since_s = now_s

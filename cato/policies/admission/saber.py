@@ -31,6 +31,13 @@ def speed_model(profile: Profile, measured: Speeds = NO_SPEEDS) -> SpeedModel:
     At loads without a measurement, the profile's decode speed counts, corrected by the median ratio
     of measured to predicted speeds: an engine that has only run a few calls at a time says little
     of many.
+
+    Deviation: this is a law of decoding alone. The paper (Section IV-B, step 1) divides the tokens
+    of each request by its execution time, which includes its own prompt and those that others bring
+    meanwhile. A profile's speeds hold neither; speeds measured online hold the others' prompts.
+    Where prompts are long and answers short the law is too optimistic, and SABER admits too much.
+    Where the workload is known beforehand, fit its USL to a run with the cap lifted, as `saber-rq1`
+    and `azure-replay` do.
     """
     # Imported here: scipy would make a router's restart half a second longer.
     from cato.estimators.usl import SpeedSample, fit_usl

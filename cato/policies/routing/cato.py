@@ -18,10 +18,11 @@ class CatoRouting:
     or no feasible replica: the least wait of all. As printed, wait and remaining ignore batching: a
     replica's calls are assumed to run one after another.
 
-    Deviations from the printed text: its line 24 takes the *first* replica when none is feasible,
-    so that overload piles up on one (`takes_first`); here all are evaluated first. `wait = 0` ties
-    every idle replica: ties go by remaining work, then load, then id. `knows_batches` (not as
-    printed): a call with a free batch slot does not wait, and runs at batch speed.
+    Deviations from the printed text: its line 24 takes the *first* replica for a call that is not
+    late and fits nowhere, so that such calls pile up on one (`takes_first`; late calls go to the
+    least wait there, too, lines 11-16); here all are evaluated first. `wait = 0` ties every idle
+    replica: ties go by remaining work, then load, then id. `knows_batches` (not as printed): a call
+    with a free batch slot does not wait, and runs at batch speed.
     """
 
     knows_batches: bool = False
@@ -51,10 +52,11 @@ class CatoRouting:
             r for r in pool.replicas if slack_class(slack_s, wait_s(r), remaining_s(r)) == FEASIBLE
         ]
         best = min(feasible or pool.replicas, key=least_wait)
-        if self.takes_first and not feasible:
+        is_late = slack_class(slack_s, 0.0, 0.0) == LATE
+        if self.takes_first and not feasible and not is_late:
             best = pool.replicas[0]
         n = len(pool.replicas)
-        if slack_class(slack_s, 0.0, 0.0) == LATE:
+        if is_late:
             why = f"late by {-slack_s:.3f} s: least wait of {n}"
         elif feasible:
             why = f"slack {slack_s:.3f} s, feasible on {len(feasible)} of {n}: least wait"

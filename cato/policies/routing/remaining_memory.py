@@ -14,11 +14,11 @@ class RemainingMemory:
     """The replica whose KV cache has most room left for its assigned calls.
 
     SLO-SA ("SLO-Aware Scheduling for Large Language Model Inferences", SC 2025), Algorithm 2 and
-    its equation 20: of a cache, `usable` (the paper's mu) holds tokens. A running call takes its
-    context and the rest of its expected answer, a bound waiting one its prompt. When no replica has
-    room for a new call, all start another round with whole caches, as printed, so that caches of
-    different sizes fill in proportion. Ignores the speed of replicas and deadlines: the mapping of
-    each queue considers those.
+    its equation 20: of what remains of a cache, `usable` (the paper's mu) holds tokens. A running
+    call takes its context and the rest of its expected answer, a bound waiting one its prompt. When
+    no replica has room for a new call, all start another round with whole caches, as printed, so
+    that caches of different sizes fill in proportion. Ignores the speed of replicas and deadlines:
+    the mapping of each queue considers those.
     """
 
     usable: float = 0.9
@@ -45,4 +45,5 @@ class RemainingMemory:
 
     def _left_tokens(self, replica: ReplicaView) -> float:
         running = sum(r.left_tokens for r in replica.running)
-        return self._size(replica) - replica.context_tokens - running - replica.queued_tokens
+        taken = replica.context_tokens + running + replica.queued_tokens
+        return self._size(replica) - self.usable * taken

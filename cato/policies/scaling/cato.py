@@ -30,8 +30,11 @@ class CatoScaling:
     execution alone; slack is what is left when the call has ended, which is the same as to add its
     wait to what remained at its arrival; and replicas that are starting count as idle, or each
     violation during a cold start would order more. One counter a model, which is a pool here.
+    Violations count even where slack is negative and a replica is idle, where line 17 returns
+    without counting.
 
-    The paper's experiment has 1 violation. The defaults were chosen on seeds 0-9 of
+    The paper's experiment has "1 SLA violation before scaling": 1 in `cato-rq4`, where by line 29
+    (count > 1) the second violation scales. The defaults were chosen on seeds 0-9 of
     `coding-scaling`: 3 violations and 60 s of idleness served this policy best over all settings,
     and the proportion (0, 0.2, 0.5) hardly matters.
     """

@@ -120,6 +120,17 @@ def test_instances_get_about_as_many_tokens_by_memory(monkeypatch: pytest.Monkey
     assert max(tokens) - min(tokens) <= largest
 
 
+def test_each_instance_of_figure_11_has_a_copy_of_the_same_ten() -> None:
+    alone = slo_sa_instances._queues(1, slo_sa_instances.COPIES, "1 0")
+    four = slo_sa_instances._queues(4, slo_sa_instances.COPIES, "1 0")
+    assert len(alone[0]) == slo_sa_instances.EACH
+    assert four == alone * 4
+    for name in slo_sa_instances.ASSIGNMENTS:
+        queues = slo_sa_instances._queues(4, name, "1 0")
+        assert sum(len(q) for q in queues) == 4 * slo_sa_instances.EACH
+        assert all(queues[0] != q for q in queues[1:])
+
+
 # SABER
 
 

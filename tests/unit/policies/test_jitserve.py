@@ -61,14 +61,14 @@ def test_remaining_memory_takes_the_emptiest_cache_and_counts_the_answers_to_com
     holds_long = replace(a_replica("a", held=1), running=(long,), context_tokens=100)
     holds_context = replace(a_replica("b", held=1), context_tokens=5_000)
     chosen = RemainingMemory().route(an_invocation(), a_pool(holds_long, holds_context))
-    assert chosen == Route(ReplicaId("b"), "most memory of 2: 85000 tokens")
+    assert chosen == Route(ReplicaId("b"), "most memory of 2: 85500 tokens")
     assert RemainingMemory().route(an_invocation(), a_pool()) == Hold("no replica has room")
 
 
 def test_once_no_cache_has_room_all_begin_another_round_with_whole_ones() -> None:
     small = a_profile()
     large = replace(small, kv_capacity_tokens=2 * small.kv_capacity_tokens)
-    full_small = replace(a_replica("a", profile=small), queued_tokens=90_000)
-    full_large = replace(a_replica("b", profile=large), queued_tokens=180_000)
+    full_small = replace(a_replica("a", profile=small), queued_tokens=100_000)
+    full_large = replace(a_replica("b", profile=large), queued_tokens=200_000)
     chosen = RemainingMemory().route(an_invocation(), a_pool(full_small, full_large))
     assert chosen == Route(ReplicaId("b"), "most memory of 2: 180000 tokens, in round 2")

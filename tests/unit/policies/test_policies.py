@@ -120,6 +120,18 @@ def test_cato_takes_the_least_wait_for_what_is_late() -> None:
     assert decision.reason.startswith("late by 1.000 s: least wait of 2 1.000 s")
 
 
+def test_line_24_of_cato_takes_the_first_replica_only_while_slack_is_left() -> None:
+    pool = a_pool(a_replica("a", wait_s=9.0), a_replica("b", wait_s=8.0), now_s=5.0)
+    printed = CatoRouting(takes_first=True)
+    assert chosen(printed.route(an_invocation(deadline_s=5.1), pool)) == "a"
+    # Not yet late, at the last moment.
+    assert chosen(printed.route(an_invocation(deadline_s=5.0), pool)) == "a"
+    # Lines 11-16: a late call goes where it waits least.
+    assert chosen(printed.route(an_invocation(deadline_s=4.9), pool)) == "b"
+    # Whatever fits somewhere does too.
+    assert chosen(printed.route(an_invocation(deadline_s=99.0), pool)) == "b"
+
+
 def test_cato_counts_the_nodes_downstream_as_remaining() -> None:
     near, far = a_replica("a", profile=SLOW), a_replica("b", wait_s=0.5, profile=FAST)
     invocation = an_invocation(deadline_s=4.0, downstream_s=2.0)

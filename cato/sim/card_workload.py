@@ -14,7 +14,7 @@ from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.sim.tasks import OfferedTask, SimNode
 
-LANGUAGES = ("Java", "Python", "C++", "JavaScript", "TypeScript", "Go", "C#", "Rust")
+LANGUAGES = ("Java", "Python", "C++", "JavaScript", "C", "Go", "C#", "Rust")
 FAVOURITES = LANGUAGES[:4]
 COMPLETION, REASONING = "completion", "reasoning"
 

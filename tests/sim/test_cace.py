@@ -149,6 +149,17 @@ def test_every_experiment_reports_means_differences_targets_and_pictures(
     rq1 = experiment("cace-rq1").run(pair, silent)
     assert rq1.to_json() == experiment("cace-rq1").run(pair, silent).to_json()
     assert rq1.difference("hit_rate", "foresight", "lru", pattern="skewed", rate_per_s=0.1).n == 2
+    underload = {"pattern": "uniform", "rate_per_s": 0.1}
+    ttft_s, of_completions_s = (
+        rq1.mean(metric, "cace without output", **underload).mean
+        for metric in ("ttft_s_mean", "ttft_s_mean.completion")
+    )
+    e2e_s, of_reasoning_s = (
+        rq1.mean(metric, "cace without output", **underload).mean
+        for metric in ("e2e_s_mean", "e2e_s_mean.reasoning")
+    )
+    assert of_completions_s < ttft_s
+    assert of_reasoning_s > e2e_s
     rq2 = experiment("cace-rq2").run(one, silent)
     ablation = experiment("cace-ablation").run(one, silent)
     counts = {r.experiment: len(r.targets) for r in (rq1, rq2, ablation)}

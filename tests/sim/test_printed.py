@@ -37,6 +37,9 @@ from cato.lab.live.experiments import live_experiment
 from cato.lab.registry import experiment
 from cato.lab.studies import matrix
 from cato.policies import schedulers
+from cato.policies.eviction.cace import Cace
+from cato.policies.eviction.lru import LeastRecentlyUsed
+from cato.policies.eviction.orders import InOrder
 from cato.policies.mapping.annealing import SimulatedAnnealing
 from cato.policies.mapping.registry import MAPPERS
 from cato.sim import card_workload, cards
@@ -236,7 +239,25 @@ def test_every_baseline_of_tempo_and_cace_is_run() -> None:
     for table in (cace.POLICIES, cace.ABLATED, cace_figures.ARMS):
         assert set(printed.CACE_BASELINES) <= set(table)
     evictions = {eviction for eviction, _ in cace.STRATEGIES.values()}
-    assert {"lru", "lfu"} <= evictions
+    assert {"lru", "lfu", "cace"} <= evictions
+
+
+def test_every_question_of_cace_compares_the_papers_arms_in_order() -> None:
+    meant = {
+        "lru": LeastRecentlyUsed(),
+        "cace": Cace(),
+        "cace without recency": Cace(recency=0.0),
+        "cace without reload cost": Cace(reload_cost=0.0),
+        "cace without demand": Cace(demand=0.0),
+        "cace without output": Cace(output=0.0),
+    }
+    tables = {
+        "cace-rq1": cace.RQ1_ARMS,
+        "cace-rq2": {n.removesuffix(", in-order"): arm for n, arm in cace.RQ2_ARMS.items()},
+        "cace-ablation": cace.ABLATION_ARMS,
+    }
+    for name, arms in printed.CACE_ARMS.items():
+        assert {n: tables[name][n] for n in arms} == {n: (meant[n], InOrder()) for n in arms}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ COMPARED = (
     "load_s",
     "ttft_s_mean",
     "ttft_s_p99",
+    "ttft_s_mean.completion",
     "e2e_s_mean",
+    "e2e_s_mean.reasoning",
     "slo_attainment",
 )
 HEADLINES = ("hit_rate", "load_s", "slo_attainment")
@@ -48,6 +50,8 @@ CALLED = "eviction policy"
 PATTERNS: Mapping[str, card_workload.Pattern] = {p.name: p for p in card_workload.PATTERNS}
 
 LRU, LFU, CACE, FORESIGHT, BELADY = "lru", "lfu", "cace", "foresight", "belady"
+WITHOUT_OUTPUT = "cace without output"
+"""The paper's CACE^-P4 (task criticality disabled), which its RQ1 compares with LRU."""
 IN_ORDER, BATCHED, QUEUE_AWARE = "in-order", "batched", "queue-aware"
 ORDERS: Mapping[str, DispatchOrder] = {
     IN_ORDER: InOrder(),
@@ -58,6 +62,7 @@ POLICIES: Mapping[str, EvictionPolicy | None] = {
     LRU: LeastRecentlyUsed(),
     LFU: LeastFrequentlyUsed(),
     CACE: Cace(),
+    WITHOUT_OUTPUT: Cace(output=False),
     FORESIGHT: ForesightEviction(),
     BELADY: None,  # created per run: it knows the arrivals
 }
@@ -68,7 +73,7 @@ ABLATED: Mapping[str, EvictionPolicy | None] = {
     "cace without recency": Cace(recency=False),
     "cace without reload cost": Cace(reload_cost=False),
     "cace without demand": Cace(demand=False),
-    "cace without output": Cace(output=False),
+    WITHOUT_OUTPUT: Cace(output=False),
     "cace, recency as printed": Cace(printed_recency=True),
     "cace, output weight 0.01": Cace(output_weight=0.01),
     FORESIGHT: ForesightEviction(),
@@ -80,6 +85,8 @@ STRATEGIES: Mapping[str, tuple[str, str]] = {
     "lru, batched": (LRU, BATCHED),
     "lfu, in-order": (LFU, IN_ORDER),
     "lfu, batched": (LFU, BATCHED),
+    "cace, in-order": (CACE, IN_ORDER),
+    "cace without output, in-order": (WITHOUT_OUTPUT, IN_ORDER),
     "foresight, in-order": (FORESIGHT, IN_ORDER),
     "foresight, batched": (FORESIGHT, BATCHED),
     "foresight, queue-aware": (FORESIGHT, QUEUE_AWARE),
@@ -102,11 +109,22 @@ def alike(eviction: EvictionPolicy, order: DispatchOrder) -> CardPolicies:
 def _measured(
     arms: Arms, pattern: str, rate_per_s: float, host_weights_bytes: int, arm: str, seed: int
 ) -> dict[str, float]:
+    """With the paper's latencies: TTFT of completions and E2E of reasoning."""
     rng = np.random.default_rng(seed)
     arrivals = card_workload.arrivals(PATTERNS[pattern], rate_per_s, COUNT, rng)
     eviction, order = arms[arm]
     policies = alike(eviction or Belady(card_workload.arrivals_s(arrivals)), order)
-    return cards.run(arrivals, policies, host_weights_bytes).metrics()
+    run = cards.run(arrivals, policies, host_weights_bytes)
+    ttft_s = [s.ttft_s for s in run.served if s.arrival.kind == card_workload.COMPLETION]
+    e2e_s = [s.e2e_s for s in run.served if s.arrival.kind == card_workload.REASONING]
+    return run.metrics() | {
+        "ttft_s_mean.completion": _mean(ttft_s),
+        "e2e_s_mean.reasoning": _mean(e2e_s),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
 
 
 def _in_order(

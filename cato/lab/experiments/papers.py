@@ -78,7 +78,7 @@ PAPERS: tuple[Paper, ...] = (
         "CACE: Context-Aware CodeLLM Eviction for AI-assisted Coding",
         (
             Entry("RQ1: hit rate and latency by policy", "cace-rq1", 3),
-            Entry("RQ2: orders of dispatch, host memory (future work)", "cace-rq2", 3),
+            Entry("RQ2; orders of dispatch and host memory (future work)", "cace-rq2", 3),
             Entry("RQ3: ablation of the factors", "cace-ablation", 3),
             Entry("windows of 30 s; adaptive weights (future work)", "cace-windows", 3),
             Entry("heterogeneous accelerators (future work)", "cace-mixed", 3),

@@ -284,6 +284,20 @@ CACE_PATTERNS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"uniform": (0.5, 0.5), "ide-heavy": (0.7, 0.5), "skewed": (0.7, 0.8)}
 )
 CACE_BASELINES = ("lru", "lfu", "cace")
+CACE_ARMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cace-rq1": ("lru", "cace without output"),
+        "cace-rq2": ("lru", "cace without output", "cace"),
+        "cace-ablation": (
+            "cace",
+            "cace without recency",
+            "cace without reload cost",
+            "cace without demand",
+            "cace without output",
+        ),
+    }
+)
+"""What each question compares, by our names; "cace without output" is its CACE^-P4."""
 
 OPPONENTS = (RAY, "edf-bounded", "sjf-bounded", "plas-waiting")
 """Strong simple rules included in every table of arriving requests, printed or not."""

@@ -185,7 +185,7 @@ def _begin(arm: Arm, slowdown: float) -> None:
         "max_queued": policies.max_queued,
     }
     control: Any = serve.get_deployment_handle("control-plane", app_name=actors.ENGINES_APP)
-    asked = control.reconfigure.remote({"shared_pools": {POOL: change}})
+    asked = control.change.remote({"shared_pools": {POOL: change}})
     asked.result(timeout_s=CALL_TIMEOUT_S)
     manager: Any = actors.get(actors.EVICTION_MANAGER)
     now = ray.get(manager.policies.remote(POOL), timeout=CALL_TIMEOUT_S)

@@ -95,7 +95,7 @@ class Stage:
 
     def _reconfigure(self, pools: Mapping[str, object]) -> None:
         handle: Any = serve.get_deployment_handle("control-plane", app_name=actors.ENGINES_APP)
-        handle.reconfigure.remote({"pools": dict(pools)}).result(timeout_s=CALL_TIMEOUT_S)
+        handle.change.remote({"pools": dict(pools)}).result(timeout_s=CALL_TIMEOUT_S)
 
     def reset(self, arm: Arm) -> None:
         """Bring every pool back to its initial replicas; `arm` is about to run.

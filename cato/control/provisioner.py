@@ -159,7 +159,7 @@ async def _tell_who_leaves(
 ) -> None:
     """Tell the routers which replicas drain, so that they get no new leases.
 
-    The ingresses tell it too, a second later; a call sent to such a replica meanwhile needs another
+    The ingresses tell it too, seconds later; a call sent to such a replica meanwhile needs another
     lease.
     """
     pool_of = {d.name: p for p in topology.pools for d in p.deployments}

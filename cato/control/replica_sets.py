@@ -23,6 +23,11 @@ def listed(deployment: str) -> frozenset[str]:
     return _serving.get(deployment, frozenset())
 
 
+def left(deployment: str) -> frozenset[str]:
+    """The replicas of `deployment` that Serve listed before and no longer does."""
+    return _left.get(deployment, frozenset())
+
+
 def has_left(deployment: str, replica: str) -> bool:
     """True when the replica was listed before and no longer is."""
-    return replica in _left.get(deployment, ())
+    return replica in left(deployment)

@@ -6,18 +6,21 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ray.exceptions import RayError
 
-from cato.config.control import pool_changes, shared_pool_changes
+from cato.config.control import control_problems, pool_changes, shared_pool_changes
 from cato.control import actors
 from cato.control.eviction import EvictionManager
 from cato.control.profiler import Profiler
 from cato.control.provisioner import ResourceProvisioner
 from cato.control.router import ReplicaRouter
+from cato.core.errors import ConfigError
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
 from cato.core.residency import card_time
@@ -85,7 +88,27 @@ class ControlPlane:
         return replace(pool, policies=self._policies[pool.name]).of_shard
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Serve calls this with `user_config`; an invalid one fails with all its problems."""
+        """Serve calls this with `user_config`; an invalid one is logged, and changes nothing.
+
+        It must not raise: Serve then ends the replica, and gives up when the next ones fail at the
+        same `user_config`. Without a control plane, a restarted control actor never gets its
+        configuration again.
+        """
+        try:
+            with _missing_answers_logged():
+                await self.change(user_config)
+        except ConfigError as error:
+            log.error("user_config is not used, the policies stay as they are: %s", error)
+
+    async def change(self, user_config: dict[str, Any]) -> None:
+        """Apply a `user_config` until the next one; raise `ConfigError` with all its problems.
+
+        Returns when all control actors have it; raise if one does not answer. Such an actor gets it
+        later, as every `ASSERT_S`.
+        """
+        problems = control_problems(user_config, tuple(self._policies), tuple(self._shared))
+        if problems:
+            raise ConfigError(problems)
         policies, scaling = pool_changes(user_config, tuple(self._policies))
         for pool in self._topology.pools:
             self._policies[pool.name] = replace(pool.policies, **policies.get(pool.name, {}))
@@ -93,7 +116,7 @@ class ControlPlane:
         shared = shared_pool_changes(user_config, tuple(self._shared))
         for spec in self._topology.shared_pools:
             self._shared[spec.name] = replace(spec.policies, **shared.get(spec.name, {}))
-        await self._assert()
+        await self._assert(ANSWER_WITHIN_S)
 
     async def _assert(self, within_s: float | None = None) -> None:
         """Send the configuration to all actors; one that fails or hangs does not block others."""
@@ -145,8 +168,15 @@ class ControlPlane:
     async def _assert_forever(self) -> None:
         while True:
             await asyncio.sleep(ASSERT_S)
-            try:
+            with _missing_answers_logged():
                 await self._assert(ANSWER_WITHIN_S)
                 await self._count_cards()
-            except (RayError, ValueError, TimeoutError) as error:
-                log.warning("a control actor does not answer: %r", error)
+
+
+@contextmanager
+def _missing_answers_logged() -> Iterator[None]:
+    """For what is tried again in `ASSERT_S`."""
+    try:
+        yield
+    except (RayError, ValueError, TimeoutError) as error:
+        log.warning("a control actor does not answer: %r", error)

@@ -20,6 +20,7 @@ Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -59,6 +60,7 @@ _ADDED = f"""\
 
 # Serve starts a new HAProxy before it knows the routes.
 _UNKNOWN = re.compile(r"http-request return status 404 .*")
+_ROUTE = re.compile(r"(?m)^\s*use_backend ")  # Serve's comments have the word too
 _ERROR = {
     "message": "the server is starting and has no routes yet; try again",
     "type": "server_error",
@@ -88,7 +90,7 @@ def configured(config: str) -> str:
     if _DEFAULTS not in config:
         raise ValueError("no section `defaults`")
     config = closed(config).replace(_DEFAULTS, _DEFAULTS + _ADDED, 1)
-    if "use_backend " not in config:
+    if not _ROUTE.search(config):
         config = _UNKNOWN.sub(_NO_ROUTES, config)
     return _SOCKET.sub(lambda found: found[1] + own_socket(found[2]), config)
 
@@ -117,7 +119,16 @@ def main() -> None:
     command = [binary, "-dS", *sys.argv[1:]]
     if not asked_at or "-c" in sys.argv:
         os.execv(binary, command)
+    _leave_process_group()
     sys.exit(asyncio.run(Supervisor(command, asked_at).run()))
+
+
+def _leave_process_group() -> None:
+    """Survive the actor that started this: when it dies, Ray kills its whole process group, and
+    HAProxy would be down until Serve has started another actor. The supervisor ends HAProxy when
+    no other actor comes; a signal of Ctrl-C does not reach it, as it did not reach the actor."""
+    with contextlib.suppress(PermissionError):  # it leads a session, so it has its own group
+        os.setpgid(0, 0)
 
 
 def _configure(file: Path) -> str:

@@ -58,7 +58,7 @@ class Pools(Protocol):
 
     def pool_of(self, model: str) -> PoolInfo:
         """The pool that serves `model`, as `pool_named` finds it; raise `UnknownNameError`, or
-        `StartingError` while none is known."""
+        `StartingError` while not all pools are known."""
         ...
 
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:

@@ -68,6 +68,8 @@ class RayPools:
         self._calls = calls
         self._specs: dict[PoolName, PoolSpec] = {}
         self._parts: dict[PoolName, HostedPart] = {}  # models of shared pools
+        # Names of the shared pools in the topology; None until the topology is known.
+        self._shared: frozenset[PoolName] | None = None
         self._pictures: dict[PoolName, PoolPicture] = {}
         self._models: dict[PoolName, ModelSpec] = {}
         self._pool_by_model: dict[str, PoolName] = {}
@@ -78,6 +80,7 @@ class RayPools:
         self._ask_template_at_s: dict[PoolName, float] = {}
         self._app: ServedApplication | None = None  # Serve's last status, while not ready
         self._unplaceable = ""
+        self._unlisted: dict[PoolName, frozenset[ReplicaId]] = {}  # at the last refresh
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[str, Any] = {}  # by the actors' names
         self._links: dict[PoolName, LeaseLink] = {}
@@ -107,12 +110,23 @@ class RayPools:
             if name not in self._infos:
                 self.all()
             return self._infos[name]
-        if not self._models:
-            raise StartingError("no pool is known yet")
         spec = model_called(model, self._models.values())
-        if spec is None:
-            raise UnknownNameError("model", model, tuple(sorted(self._pool_by_model)))
-        return self.pool_of(spec.name)
+        if spec is not None:
+            return self.pool_of(spec.name)
+        if unknown := self._unknown():
+            raise StartingError(unknown)
+        raise UnknownNameError("model", model, tuple(sorted(self._pool_by_model)))
+
+    def _unknown(self) -> str:
+        """Which part of the deployment's pools is not known yet; empty when all are.
+
+        The Provisioner tells the pools and the Eviction Manager the models of shared pools. Either
+        may have been lost when this ingress starts; the other's half is served meanwhile.
+        """
+        if self._shared is None:
+            return "the pools are not known yet" if self._parts else "no pool is known yet"
+        silent = self._shared - {part.pool for part in self._parts.values()}
+        return f"models are not known yet of: {', '.join(sorted(silent))}" if silent else ""
 
     def pictures(self) -> Sequence[PoolPicture]:
         return list(self._pictures.values())
@@ -136,6 +150,8 @@ class RayPools:
         """What every pool still needs before it can serve; empty when ready."""
         if not self._specs and not self._parts:
             return "the engines application has not started"
+        if unknown := self._unknown():
+            return unknown
         waiting = [
             p.name for p in self.all() if p.ready_replicas == 0 and not self._may_be_empty(p.name)
         ]
@@ -288,8 +304,8 @@ class RayPools:
         if topology is None:
             return  # a restarted provisioner knows no topology yet
         before, self._specs = self._specs, {pool.name: pool for pool in topology.pools}
-        shared = {pool.name for pool in topology.shared_pools}
-        gone = (before.keys() | self._links.keys()) - self._specs.keys() - shared
+        self._shared = frozenset(pool.name for pool in topology.shared_pools)
+        gone = (before.keys() | self._links.keys()) - self._specs.keys() - self._shared
         self._shapes = {pool.name: pool.deployments for pool in topology.pools}
         self._shapes |= {pool.name: pool.deployments for pool in topology.shared_pools}
         for name in gone:
@@ -297,6 +313,7 @@ class RayPools:
             self._profiles.pop(name, None)
             self._templates.pop(name, None)
             self._ask_template_at_s.pop(name, None)
+            self._unlisted.pop(name, None)
             if name in before:
                 self._forget_routers(before[name])
             link = self._links.pop(name, None)
@@ -330,16 +347,21 @@ class RayPools:
         It is compared with the picture at every refresh. So the routers also hear of a change when
         they restart, or when another ingress that has told them of an unlisted replica ends before
         Serve lists it again.
+
+        Serve unlists healthy replicas for a moment while it reconfigures them: only those unlisted
+        at two refreshes in a row count as gone. The Provisioner tells of a scale-in at once.
         """
         known = frozenset(r.id for r in self._pictures[pool.name].replicas)
-        gone: set[ReplicaId] = set()
+        unlisted: set[ReplicaId] = set()
         unknown: set[ReplicaId] = set()
         for deployment in pool.deployments:
-            gone |= {r for r in known if replica_sets.has_left(deployment.name, r)}
+            unlisted |= {ReplicaId(r) for r in replica_sets.left(deployment.name)}
             unknown |= {ReplicaId(r) for r in replica_sets.listed(deployment.name)} - known
+        gone = known & unlisted & self._unlisted.get(pool.name, frozenset())
+        self._unlisted[pool.name] = frozenset(unlisted)
         told: list[Any] = []
         if gone:
-            told += [router.left.remote(frozenset(gone)) for router in routers]
+            told += [router.left.remote(gone) for router in routers]
         if unknown:
             told += [router.listed.remote(frozenset(unknown)) for router in routers]
         await asyncio.gather(*told)

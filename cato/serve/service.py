@@ -14,7 +14,7 @@ from math import inf
 
 from cato.core.brownout import BrownoutStep, browned
 from cato.core.budgets import NodeEstimate, expected_runs
-from cato.core.errors import UnknownNameError
+from cato.core.errors import StartingError, UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.pool.buffers import MAX_HEAD_START_S
 from cato.core.receipt import SUPERSEDED, Drawn, NodeReceipt, SlaReceipt, TrafficArm
@@ -180,6 +180,10 @@ class TaskService:
 
     def pools(self) -> Sequence[PoolInfo]:
         return self._pools.all()
+
+    def pool_of(self, model: str) -> PoolInfo:
+        """See `Pools.pool_of`."""
+        return self._pools.pool_of(model)
 
     def workflow(self, task: str) -> Workflow:
         """Raise `UnknownNameError` when there is no such task."""
@@ -362,7 +366,7 @@ class TaskService:
     def _fullness(self, model: str) -> float:
         try:
             return self._pools.pool_of(model).queued_per_place
-        except UnknownNameError:
+        except (StartingError, UnknownNameError):
             return inf
 
     def _next_share(self, task: TaskName, executions: Sequence[NodeReceipt]) -> float | None:

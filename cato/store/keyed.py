@@ -31,11 +31,28 @@ def history(url: URL) -> KeyHistory:
 
 
 def remember(url: URL, what: KeyHistory) -> bool:
-    """Write `what` to both files; False when neither could be written."""
-    written = [_write(path, what) for path in _files(url)]
-    if not any(written):
-        log.error("cannot record that the deployment has API keys: %s", _files(url)[-1].parent)
-    return any(written)
+    """Write `what` to both files; whether it is the history now.
+
+    One file is enough for `KEYED`. A file that still says `KEYED` outweighs `OPENED`.
+    """
+    for path in _files(url):
+        _write(path, what)
+    if history(url) is what:
+        return True
+    log.error("cannot record the key history `%s` in %s", what.value, _files(url)[-1].parent)
+    return False
+
+
+def restore(url: URL, before: KeyHistory) -> None:
+    """Set the history back to `before`, as no key was added after all."""
+    if before is not KeyHistory.NEVER:
+        remember(url, before)
+        return
+    for path in _files(url):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as exc:
+            log.error("cannot remove %s, so every request will need an API key: %s", path, exc)
 
 
 def _files(url: URL) -> tuple[Path, ...]:
@@ -67,13 +84,15 @@ def _write(path: Path, what: KeyHistory) -> bool:
     with suppress(OSError):
         if path.exists() and path.read_text().strip() == what.value:
             return True
+    new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.{os.getpid()}")
         new.write_text(f"{what.value}\n")
         new.chmod(0o600)
         new.rename(path)
     except OSError as exc:
         log.warning("cannot write %s: %s", path, exc)
+        with suppress(OSError):
+            new.unlink()  # a full disk leaves an empty one
         return False
     return True

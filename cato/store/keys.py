@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, assert_never
@@ -22,7 +23,7 @@ from cato.core.administration import (
 from cato.core.tenancy import Access, ApiKey, KeyHistory, Role, Tenant
 from cato.store import keyed
 from cato.store.connections import Connections
-from cato.store.errors import StoreCorruptError, StoreUnavailableError
+from cato.store.errors import StoreCorruptError, StoreError, StoreUnavailableError
 from cato.store.rows import key_row, upsert
 from cato.store.schema import api_keys, audit, tenants, usage
 
@@ -41,41 +42,61 @@ class KeyTables(Connections):
         None when there is no such key, or it is not of the tenant `within`. After its first key a
         deployment counts as having had one, even if its store is lost.
         """
-        if isinstance(change, AddKey | RotateKey):
-            self._remember(KeyHistory.KEYED, "cannot record that the deployment has keys")
-        with self._transaction() as connection:
-            known = self._known_key(connection, change, within)
-            if known is None and isinstance(change, EndKey | RotateKey | DeleteKey):
-                return None
-            match change:
-                case AddKey(key):
-                    self._add_key(connection, by, key)
-                    about: ApiKey | Tenant | None = key
-                case EndKey(_, at_s):
-                    assert known is not None
-                    about = self._end_key(connection, by, known, at_s)
-                case RotateKey(_, key, at_s):
-                    assert known is not None
-                    self._end_key(connection, by, known, at_s)
-                    self._add_key(connection, by, key)
-                    about = key
-                case DeleteKey(id):
-                    assert known is not None
-                    connection.execute(delete(api_keys).where(api_keys.c.id == id))
-                    self._log(connection, by, "key.delete", id, known, None, known.tenant)
-                    about = known
-                case SetTenant(tenant):
-                    self._set_tenant(connection, by, tenant)
-                    about = tenant
-                case OpenWithoutKeys():
-                    connection.execute(delete(api_keys))
-                    self._log(connection, by, "keys.open", "", None, None)
-                    about = None
-                case _:
-                    assert_never(change)
+        before = keyed.history(self._engine.url)
+        try:
+            with self._transaction() as connection:
+                about = self._apply(connection, change, by, within)
+                if about is not None and isinstance(change, AddKey | RotateKey):
+                    # Before the commit, so that no key is ever stored without the mark.
+                    self._remember(KeyHistory.KEYED, "cannot record that the deployment has keys")
+        except BaseException:
+            if isinstance(change, AddKey) and before is not KeyHistory.KEYED:
+                self._take_back_mark(before)
+            raise
         if isinstance(change, OpenWithoutKeys):
             self._remember(KeyHistory.OPENED, "cannot record that no key is needed")
         return about
+
+    def _take_back_mark(self, before: KeyHistory) -> None:
+        """Undo the mark of a first key that was not stored: without any key, it would shut
+        everybody out. It stays if there are keys after all, as from another process."""
+        with suppress(StoreError):
+            if self.api_keys():
+                return
+        keyed.restore(self._engine.url, before)
+
+    def _apply(
+        self, connection: Connection, change: Change, by: str, within: str | None
+    ) -> ApiKey | Tenant | None:
+        known = self._known_key(connection, change, within)
+        if known is None and isinstance(change, EndKey | RotateKey | DeleteKey):
+            return None
+        match change:
+            case AddKey(key):
+                self._add_key(connection, by, key)
+                return key
+            case EndKey(_, at_s):
+                assert known is not None
+                return self._end_key(connection, by, known, at_s)
+            case RotateKey(_, key, at_s):
+                assert known is not None
+                self._end_key(connection, by, known, at_s)
+                self._add_key(connection, by, key)
+                return key
+            case DeleteKey(id):
+                assert known is not None
+                connection.execute(delete(api_keys).where(api_keys.c.id == id))
+                self._log(connection, by, "key.delete", id, known, None, known.tenant)
+                return known
+            case SetTenant(tenant):
+                self._set_tenant(connection, by, tenant)
+                return tenant
+            case OpenWithoutKeys():
+                connection.execute(delete(api_keys))
+                self._log(connection, by, "keys.open", "", None, None)
+                return None
+            case _:
+                assert_never(change)
 
     def _known_key(
         self, connection: Connection, change: Change, within: str | None

@@ -33,7 +33,7 @@ def scaling(app: App) -> Iterator[Callable[..., None]]:
             from ray import serve
 
             control = serve.get_deployment_handle("control-plane", app_name="engines")
-            await control.reconfigure.remote(user_config)
+            await control.change.remote(user_config)
 
     operator = Operator.remote()
 

@@ -6,6 +6,7 @@ OpenAI and Anthropic share the path, so each object has the fields of both.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -21,7 +22,7 @@ from cato.serve.ingress import document, virtual
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.naming import AUTO_MODEL, GENERATION, names_of, pool_of, without_family
-from cato.serve.pools import PoolInfo, pool_named
+from cato.serve.pools import PoolInfo
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -46,7 +47,9 @@ def routes(ingress: Ingress) -> APIRouter:
             return JsonAnswer(_virtual_model(ingress, model, names[name]))
         if name in known:
             return JsonAnswer({**known[name], "id": model})
-        pool = pool_named(ingress.service.pools(), name)
+        pool: PoolInfo | None = None
+        with suppress(UnknownNameError):  # that one names models which this caller may not use
+            pool = ingress.service.pool_of(name)
         if pool is None or not caller.may_call(names_of(ingress, name)):
             raise UnknownNameError("model", model, tuple(known))
         return JsonAnswer(_model(ingress, model, pool.context_tokens, pool.model.name))
@@ -104,7 +107,7 @@ def _context_tokens(workflow: Workflow, pool_of: Callable[[str], PoolInfo]) -> i
     }
     try:
         contexts = [pool_of(m).context_tokens for m in called]
-    except UnknownNameError:
+    except (StartingError, UnknownNameError):
         return None
     known = [tokens for tokens in contexts if tokens is not None]
     return min(known, default=None) if len(known) == len(contexts) else None

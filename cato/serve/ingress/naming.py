@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cato.core.errors import AccessError, InputError, StartingError, UnknownNameError
+from cato.core.errors import AccessError, InputError, UnknownNameError
 from cato.core.ids import TaskName
 from cato.core.record import changed, record
 from cato.core.workflow import LlmSettings, Workflow
@@ -217,16 +217,17 @@ def without_family(model: str) -> str:
 
 def pool_of(ingress: Ingress, model: str) -> PoolInfo:
     """The pool of a real model. Raise `UnknownNameError` listing all names that clients may use, or
-    `StartingError` while no model is known."""
+    `StartingError` while not all models are known."""
     pools = ingress.service.pools()
     pool = pool_named(pools, model)
     if pool is not None:
         return pool
-    if not pools:
-        raise StartingError("no pool is known yet")
-    real = (name for pool in pools for name in (*pool.model.names, *pool.model.patterns))
-    tasks = (virtual.model_name(task) for task in ingress.service.workflows)
-    raise UnknownNameError("model", model, (*real, *sorted(tasks)))
+    try:
+        return ingress.service.pool_of(model)
+    except UnknownNameError:
+        real = (name for pool in pools for name in (*pool.model.names, *pool.model.patterns))
+        tasks = (virtual.model_name(task) for task in ingress.service.workflows)
+        raise UnknownNameError("model", model, (*real, *sorted(tasks))) from None
 
 
 def pools_behind(ingress: Ingress, model: object) -> Sequence[PoolInfo]:

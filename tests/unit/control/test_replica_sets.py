@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -79,11 +80,23 @@ def test_a_replica_that_is_listed_again_has_not_left() -> None:
     assert replica_sets.listed(name) == {"r"}
 
 
-async def test_a_replica_that_serve_unlists_for_a_moment_comes_back() -> None:
+async def test_a_replica_that_serve_unlists_for_a_moment_keeps_its_work() -> None:
+    fleet = Fleet()
+    fleet.report(R)
+    for _ in range(2):
+        fleet.list(R)
+        await fleet.refresh()
+        fleet.list()
+        await fleet.refresh()
+        assert await fleet.known() == {R}
+
+
+async def test_a_replica_that_serve_unlists_for_longer_comes_back() -> None:
     fleet = Fleet()
     fleet.list(R)
     fleet.report(R)
     fleet.list()
+    await fleet.refresh()
     await fleet.refresh()
     assert await fleet.known() == set()
     fleet.list(R)
@@ -98,16 +111,37 @@ async def test_a_replica_that_drains_stays_away_however_often_it_reports() -> No
     for replica in (R, S):
         fleet.report(replica)
     fleet.list(S)
+    await fleet.refresh()
     for _ in range(3):
         await fleet.refresh()
         fleet.report(R)
         assert await fleet.known() == {S}
 
 
+async def test_a_planned_scale_in_is_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    actor = RouterActor()
+    router = actor.router
+    router.take(a_report(R))
+    with caplog.at_level(logging.INFO, logger="cato"):
+        await router.left(frozenset({R}))
+        router.lose(R, "its link ended")  # as each replica that has drained
+    decided = await router.decisions()
+    assert [(d.kind, d.replica, d.reason) for d in decided.newest] == [
+        ("left", R, "left the deployment")
+    ]
+    assert {r.levelname for r in caplog.records} == {"INFO"}
+    router.take(a_report(S))
+    with caplog.at_level(logging.INFO, logger="cato"):
+        router.lose(S, "its link ended")
+    assert caplog.records[-1].levelname == "WARNING"
+    assert [d.kind for d in (await router.decisions()).newest] == ["left", "lost"]
+
+
 async def test_a_restarted_router_hears_which_replicas_drain() -> None:
     fleet = Fleet()
     fleet.list(R)
     fleet.list()
+    await fleet.refresh()
     await fleet.refresh()
     fleet.actors = [RouterActor()]
     fleet.report(R)

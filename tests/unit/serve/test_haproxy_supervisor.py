@@ -151,7 +151,8 @@ def test_a_configuration_that_is_wrong_ends_at_once_with_haproxys_words(place: P
     assert place.start().wait(WITHIN_S) != 0
 
 
-STARTS = """import subprocess, sys, time
+STARTS = """import os, subprocess, sys, time
+os.setpgid(0, 0)  # as Ray starts its workers
 child = subprocess.Popen(sys.argv[1:])
 print(child.pid, flush=True)
 time.sleep(600)
@@ -178,7 +179,8 @@ def test_without_its_actor_it_serves_on_until_the_next_one_takes_over(
     place: Place, manager: tuple[psutil.Process, psutil.Process, int]
 ) -> None:
     _, actor, supervisor = manager
-    actor.kill()
+    os.killpg(actor.pid, signal.SIGKILL)  # as Ray does when a worker dies
+    until(lambda: not is_alive(actor.pid))
     assert place.pid_told() == supervisor
     assert place.get() is not None
     place.write()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from ingress_kit import COMPLETION, a_fast_pool, an_access, running, workflows_of
+from ingress_kit import COMPLETION, SLOW, a_fast_pool, an_access, running, workflows_of
 from test_keys import foreign
 from typer.testing import CliRunner
 
@@ -18,7 +21,7 @@ from cato.cli import app as cli
 from cato.cli import serve as serve_command
 from cato.cli.greeting import steps_of_engines
 from cato.config.deploy_file import load_deploy_file
-from cato.core.errors import AccessError, ConfigError
+from cato.core.errors import AccessError, ConfigError, StartingError, UnknownNameError
 from cato.core.profile import UNMEASURED
 from cato.core.tenancy import Access
 from cato.lab.chaos.local_pools import LocalPools, LocalRecords
@@ -34,6 +37,7 @@ from cato.serve.engines_app import (
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo
+from cato.serve.ports import free_port
 from cato.serve.preflight import check_files
 from cato.serve.service import TaskService
 from cato.store.store import MetadataStore
@@ -161,6 +165,91 @@ def test_folders_that_can_be_made_are_no_problem_and_not_made(tmp_path: Path) ->
     path = a_file(tmp_path, store=str(new / "deep" / "m.db"), event_log=str(new / "log"))
     check_files(load_deploy_file(path))
     assert not new.exists()
+
+
+# A second Serve on this host
+
+
+class Started(Exception):
+    """Instead of Ray."""
+
+
+def environment_of_serve(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **given: str
+) -> tuple[dict[str, str], str]:
+    """What `cato serve` would start Ray with, and what it prints before."""
+    found: dict[str, str] = {}
+
+    def start(*args: object, env: dict[str, str], **options: object) -> None:
+        found.update(env)
+        raise Started
+
+    for name in [n for n in os.environ if n.startswith(("RAY_SERVE_", "RAY_ADDRESS"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CATO_RUN_DIR", str(folder / "run"))
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(serve_command, "_check_free", lambda url: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    result = CliRunner().invoke(cli, ["serve", str(a_file(folder))], env=given)
+    assert isinstance(result.exception, Started), result.output
+    return found, " ".join(result.output.split())
+
+
+def test_a_second_serve_gets_haproxy_ports_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, statistics = names = tuple(serve_command.HAPROXY_PORTS)
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        taken = first.getsockname()[1]
+        monkeypatch.setitem(serve_command.HAPROXY_PORTS, metrics, taken)
+        monkeypatch.setitem(serve_command.HAPROXY_PORTS, statistics, free_port())
+        env, told = environment_of_serve(tmp_path, monkeypatch)
+    assert f"perhaps by another `cato serve`: {taken}." in told
+    assert (
+        f"metrics are on port {env[metrics]}, and its statistics on port {env[statistics]}" in told
+    )
+    assert len({str(taken), *(env[n] for n in names)}) == 3
+    assert env["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] != "30000", "those of the first"
+
+
+def test_the_first_serve_keeps_the_documented_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in serve_command.HAPROXY_PORTS:
+        monkeypatch.setitem(serve_command.HAPROXY_PORTS, name, free_port())
+    env, told = environment_of_serve(tmp_path, monkeypatch)
+    assert not serve_command.HAPROXY_PORTS.keys() & env.keys()
+    assert "ports in use" not in told
+
+
+@pytest.mark.parametrize("is_one_left", [False, True])
+def test_ports_that_the_user_set_are_kept_though_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_one_left: bool
+) -> None:
+    metrics, statistics = serve_command.HAPROXY_PORTS
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        taken = first.getsockname()[1]
+        for name in (metrics, statistics):
+            monkeypatch.setitem(serve_command.HAPROXY_PORTS, name, taken)
+        given = {metrics: str(taken), "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30500"}
+        if not is_one_left:
+            given[statistics] = str(taken)
+        env, told = environment_of_serve(tmp_path, monkeypatch, **given)
+    assert given.items() <= env.items()
+    assert ("ports in use" in told) == is_one_left
+    assert (env[statistics] != str(taken)) == is_one_left
+    assert "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT" not in env, "one end of the user's range"
+
+
+def test_a_ray_that_runs_already_has_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        for name in serve_command.HAPROXY_PORTS:
+            monkeypatch.setitem(serve_command.HAPROXY_PORTS, name, first.getsockname()[1])
+        env, told = environment_of_serve(tmp_path, monkeypatch, RAY_ADDRESS="10.0.0.1:6379")
+    assert not serve_command.HAPROXY_PORTS.keys() & env.keys()
+    assert "ports in use" not in told
 
 
 # What Serve says
@@ -333,6 +422,41 @@ async def test_while_no_pool_is_known_models_are_not_unknown_but_starting(tmp_pa
     for answer in answers:
         assert answer.status_code == 503
         assert answer.headers["Retry-After"] == "3"
+
+
+class HalfKnown(LocalPools):
+    """Pools of which some are not known yet."""
+
+    def pool_of(self, model: str) -> PoolInfo:
+        try:
+            return super().pool_of(model)
+        except UnknownNameError:
+            raise StartingError("the pools are not known yet") from None
+
+
+async def test_while_some_pools_are_not_known_other_models_are_starting(tmp_path: Path) -> None:
+    async with HalfKnown(a_fast_pool()) as pools:
+        service = TaskService(
+            workflows_of(tmp_path, COMPLETION, SLOW), pools, NodeRunner({}),
+            LocalRecords(pools), seed=1,
+        )  # fmt: skip
+        app = create_app(service, max_body_bytes=9999, ready=lambda: (True, ""), access=an_access())
+        near = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        async with near:
+            served = [
+                await near.get("/v1/models"),
+                await near.get("/v1/models/fast"),
+                await near.post("/v1/completions", json={"model": "fast", "prompt": "x"}),
+            ]
+            starting = [
+                await near.get("/v1/models/other"),
+                await near.post("/v1/chat/completions", json={**CHAT, "model": "other"}),
+                await near.post("/v1/completions", json={"model": "other", "prompt": "x"}),
+                await near.post("/v1/messages", json={**CHAT, "model": "other", "max_tokens": 5}),
+            ]
+    assert [answer.status_code for answer in served] == [200] * len(served)
+    for answer in starting:
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "3")
 
 
 class Unmeasured(LocalPools):

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner, Result
 
 from cato.cli import app as cli
 from cato.config.places import RUN_DIR_VARIABLE, STATE_VARIABLE, run_dir
 from cato.control import access_book
 from cato.control.profiler import Profiler
+from cato.core.administration import AddKey, DeleteKey, OpenWithoutKeys, RotateKey
 from cato.core.errors import AccessError, ConfigError
-from cato.core.tenancy import Access, KeyHistory
+from cato.core.tenancy import Access, ApiKey, KeyHistory
 from cato.serve.access.control import AccessControl
 from cato.serve.access.early import stored_access
 from cato.serve.access.keys import parts
+from cato.store import keyed
+from cato.store.database import WRITES
+from cato.store.errors import StoreError
+from cato.store.location import store_url
 from cato.store.store import MetadataStore
 
 
@@ -184,6 +195,113 @@ async def test_revoking_and_deleting_the_last_key_opens_nothing_but_open_does(
     make_key(store)
     control.learn(await told(store))
     assert not is_served(control)
+
+
+# A change that fails
+
+
+@contextmanager
+def full_disk(store: MetadataStore) -> Iterator[None]:
+    """No change can be committed meanwhile."""
+
+    def fail(connection: Connection) -> None:
+        if connection.get_execution_options().keys() & WRITES.keys():
+            raise OperationalError("COMMIT", {}, sqlite3.OperationalError("disk is full"))
+
+    event.listen(store._engine, "commit", fail)
+    try:
+        yield
+    finally:
+        event.remove(store._engine, "commit", fail)
+
+
+def a_key(id: str = "k") -> ApiKey:
+    return ApiKey(id=id, digest=id, tenant="a", created_at_s=1.0)
+
+
+@pytest.mark.parametrize("before", [KeyHistory.NEVER, KeyHistory.OPENED])
+async def test_a_first_key_that_could_not_be_stored_shuts_nobody_out(
+    store: Path, before: KeyHistory
+) -> None:
+    opened = MetadataStore.open(store)
+    if before is KeyHistory.OPENED:
+        opened.administer(OpenWithoutKeys(), "operator")
+    with full_disk(opened), pytest.raises(StoreError):
+        opened.administer(AddKey(a_key()), "operator")
+    opened.close()
+    access = await told(store)
+    assert (access.keys, access.history) == ((), before)
+    control = AccessControl()
+    control.learn(access)
+    assert is_served(control)
+    make_key(store)
+    control.learn(await told(store))
+    assert not is_served(control)
+
+
+async def test_a_further_key_that_could_not_be_stored_opens_nothing(store: Path) -> None:
+    id = parts(make_key(store))
+    assert id is not None
+    opened = MetadataStore.open(store)
+    opened.administer(DeleteKey(id[0]), "operator")
+    with full_disk(opened), pytest.raises(StoreError):
+        opened.administer(AddKey(a_key()), "operator")
+    opened.close()
+    assert (await told(store)).needs_key
+
+
+async def test_a_key_of_another_process_keeps_the_mark_of_one_that_failed(store: Path) -> None:
+    opened, other = MetadataStore.open(store), MetadataStore.open(store)
+
+    def add(*_: object) -> None:
+        other.administer(AddKey(a_key("other")), "operator")
+
+    event.listen(opened._engine, "checkin", add, once=True)  # after the rollback
+    with full_disk(opened), pytest.raises(StoreError):
+        opened.administer(AddKey(a_key()), "operator")
+    for one in (opened, other):
+        one.close()
+    assert keyed.history(store_url(store)) is KeyHistory.KEYED
+
+
+async def test_replacing_a_key_that_does_not_exist_shuts_nobody_out(store: Path) -> None:
+    opened = MetadataStore.open(store)
+    assert opened.administer(RotateKey("none", a_key(), 2.0), "operator") is None
+    opened.close()
+    assert (await told(store)).history is KeyHistory.NEVER
+
+
+def test_a_mark_that_could_not_be_written_leaves_no_file(
+    store: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MetadataStore.open(store).close()
+    there = {file for folder in (store.parent, state) for file in folder.rglob("*")}
+
+    def write(path: Path, _: str) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert not keyed.remember(store_url(store), KeyHistory.KEYED)
+    left = {file for folder in (store.parent, state) for file in folder.rglob("*")}
+    assert {file for file in left - there if file.is_file()} == set()
+
+
+def test_a_deployment_is_not_said_to_be_open_while_one_file_still_says_keyed(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store_url(store)
+    assert keyed.remember(url, KeyHistory.KEYED)
+    write_text = Path.write_text
+
+    def write(path: Path, text: str) -> int:
+        if path.parent == store.parent:
+            raise OSError(errno.ENOSPC, "no space is left")
+        return write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert not keyed.remember(url, KeyHistory.OPENED)
+    assert keyed.history(url) is KeyHistory.KEYED
 
 
 # The run folder

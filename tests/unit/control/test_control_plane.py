@@ -1,0 +1,119 @@
+"""The control plane outlives a `user_config` that it cannot use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from kits.builders import a_profile
+from ray.exceptions import RayError
+from test_provisioner import a_deployment
+from test_shared_pool import JAVA, QUICK, SHAPE, a_pool
+
+from cato.control import actors
+from cato.core.errors import ConfigError
+from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.topology import ModelSpec, PoolPolicies, PoolSpec, Topology
+from cato.serve.control_plane import ControlPlane
+
+POOL, SHARED = PoolName("p"), a_pool(JAVA)
+SPEC = PoolSpec(POOL, ModelSpec(ModelName("m"), "simulated", "qwen"), (a_deployment(),))
+GOOD = {"pools": {POOL: {"routing": "power-of-two"}}}
+# Both sections are wrong, and each has something right.
+BAD = {
+    "pools": {POOL: {"routing": "power-of-tow", "ordering": "fcfs"}},
+    "shared_pools": {"crads": {"eviction": "lru"}},
+}
+
+
+class Actors:
+    """Control actors that keep what they were last told."""
+
+    def __init__(self) -> None:
+        self.told: dict[tuple[str, str], tuple[object, ...]] = {}
+        self.lost: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        return _Handle(self, name)
+
+    def create(self, cls: type, name: str, *args: object) -> Any:
+        return self.get(name)
+
+    @property
+    def policies(self) -> object:
+        return self.told[actors.router_name(POOL), "configure"][0]
+
+
+class _Handle:
+    def __init__(self, all_: Actors, name: str, method: str = "") -> None:
+        self._all, self._name, self._method = all_, name, method
+
+    def __getattr__(self, method: str) -> _Handle:
+        return _Handle(self._all, self._name, method)
+
+    async def remote(self, *args: object) -> None:
+        if self._name in self._all.lost:
+            raise RayError("the actor died")
+        self._all.told[self._name, self._method] = args
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Actors:
+    local = Actors()
+    monkeypatch.setattr(actors, "get", local.get)
+    monkeypatch.setattr(actors, "create", local.create)
+    monkeypatch.setattr(actors, "remove_routers_but", lambda _: None)
+    return local
+
+
+@pytest.fixture
+async def control(told: Actors) -> AsyncIterator[ControlPlane]:
+    control = ControlPlane.__new__(ControlPlane)
+    profiles = {DeploymentName("d"): a_profile()}
+    hosted = {SHARED.name: {JAVA: {SHAPE: QUICK}}}
+    await control.__init__(Topology((SPEC,), shared_pools=(SHARED,)), profiles, {}, hosted)  # type: ignore[misc]
+    yield control
+    control._task.cancel()
+    await asyncio.gather(control._task, return_exceptions=True)
+
+
+async def test_a_bad_user_config_changes_nothing_and_is_told(
+    control: ControlPlane, told: Actors, caplog: pytest.LogCaptureFixture
+) -> None:
+    await control.reconfigure(GOOD)
+    good = told.policies
+    assert good == PoolPolicies(routing="power-of-two")
+    await control.reconfigure(BAD)
+    await control._assert()
+    assert told.policies == good
+    (record,) = (r for r in caplog.records if r.levelno == logging.ERROR)
+    assert "power-of-tow" in record.getMessage()
+    assert "crads" in record.getMessage()
+    await control.reconfigure({})
+    assert told.policies == PoolPolicies()
+
+
+async def test_a_new_replica_with_a_bad_user_config_keeps_the_policies_of_the_file(
+    control: ControlPlane, told: Actors
+) -> None:
+    await control.reconfigure(BAD)
+    assert told.policies == PoolPolicies()
+
+
+async def test_a_change_by_hand_tells_its_problems(control: ControlPlane, told: Actors) -> None:
+    with pytest.raises(ConfigError):
+        await control.change(BAD)
+    assert told.policies == PoolPolicies()
+
+
+async def test_a_user_config_reaches_an_actor_that_is_lost_meanwhile_later(
+    control: ControlPlane, told: Actors
+) -> None:
+    told.lost = {actors.router_name(POOL)}
+    await control.reconfigure(GOOD)
+    told.lost = set()
+    await control._assert()
+    assert told.policies == PoolPolicies(routing="power-of-two")

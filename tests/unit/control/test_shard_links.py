@@ -21,11 +21,10 @@ from cato.core.events import (
     ReplicaReported,
 )
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
-from cato.core.policies import NO_LOAD, QueueLoad
 from cato.core.profile import UNMEASURED
 from cato.core.shards import homes_of, shard_of
 from cato.core.slots import SlotOrder
-from cato.core.snapshot import Invocation, ReplicaView
+from cato.core.snapshot import ReplicaView
 from cato.core.topology import PoolPolicies, Shards
 from cato.serve import replica_link
 from cato.serve.lease_link import LeaseLink
@@ -157,12 +156,7 @@ class YieldsOnce:
     """The call "a" yields while it is there."""
 
     def preempt(
-        self,
-        replica: ReplicaView,
-        waiting: Sequence[Invocation],
-        now_s: float,
-        place_s: Callable[[], float],
-        load: QueueLoad = NO_LOAD,
+        self, replica: ReplicaView, *_: object, **__: object
     ) -> Sequence[tuple[InvocationId, str]]:
         return [(r.invocation.id, "yields") for r in replica.running if r.invocation.id == "a"]
 

@@ -359,7 +359,8 @@ class Books:
                     self._free(id, tokens)
                 elif has_crossed and id in self.waiting:
                     self._leave(id)
-                if id not in self.leases:
+                # After another end its ingress withdraws it, or offers the next attempt.
+                if outcome == "done" and id not in self.leases:
                     self.taken_back.pop(id, None)
                 self._unadopt(id)
             case InvocationWithdrawn(_, id, attempt):
@@ -444,7 +445,6 @@ class Books:
                     self.superseded.append(Refuse(id, why, 0.0, superseded=True))
                 else:
                     lease = self._free(id).command
-                    self.taken_back[id] = lease.attempt
                     self.superseded.append(
                         Preempt(id, lease.attempt, lease.replica_id, why, superseded=True)
                     )

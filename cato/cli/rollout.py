@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cato.cli.client import Url, answer, client
 from cato.cli.simulation import a_table
-from cato.core.rollout_rule import RolloutRule
+from cato.core.rollout_rule import MAX_HOLD_S, RolloutRule
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,10 +25,16 @@ app = typer.Typer(
 
 PATH = "/v1/admin/rollouts"
 DEFAULT = RolloutRule()
-MAX_HOLD_S = 30 * 86_400.0  # as in `cato.serve.ingress.rollouts`
 PHASES = {"promoted": "green", "rolled-back": "red"}
 
 Json = dict[str, Any]
+
+
+def _fraction(help: str) -> Any:
+    """An option from 0 to 1."""
+    return typer.Option(min=0.0, max=1.0, help=help)
+
+
 Name = Annotated[str, typer.Argument(help="The name that clients use.")]
 
 
@@ -39,20 +45,16 @@ def start(
     url: Url = None,
     share: Annotated[
         list[float] | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="The canary's share of the sessions in one step, as a fraction; repeat for each "
+        _fraction(
+            "The canary's share of the sessions in one step, as a fraction; repeat for each "
             f"step. Default: {' and '.join(f'{s:g}' for s in DEFAULT.shares)}. After the last step "
             "it gets all.",
         ),
     ] = None,
     shadow: Annotated[
         float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="First copy this share of the calls to the canary and discard the answers; 0 "
+        _fraction(
+            "First copy this share of the calls to the canary and discard the answers; 0 "
             "skips this step.",
         ),
     ] = DEFAULT.shadow_share,
@@ -71,31 +73,22 @@ def start(
     ] = DEFAULT.min_shown,
     miss_limit: Annotated[
         float,
-        typer.Option(
-            min=0.0, max=1.0, help="Allowed increase of SLO misses, as a fraction of all calls."
-        ),
+        _fraction("Allowed increase of SLO misses, as a fraction of all calls."),
     ] = DEFAULT.miss_limit,
     error_limit: Annotated[
         float,
-        typer.Option(
-            min=0.0, max=1.0, help="Allowed increase of errors, as a fraction of all calls."
-        ),
+        _fraction("Allowed increase of errors, as a fraction of all calls."),
     ] = DEFAULT.error_limit,
     ttft_limit: Annotated[
         float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Allowed increase of the mean TTFT, as a fraction of the stable model's.",
+        _fraction(
+            "Allowed increase of the mean TTFT, as a fraction of the stable model's.",
         ),
     ] = DEFAULT.ttft_limit,
     acceptance_limit: Annotated[
         float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Allowed increase of completions that are not accepted, as a fraction of those "
-            "shown.",
+        _fraction(
+            "Allowed increase of completions that are not accepted, as a fraction of those shown.",
         ),
     ] = DEFAULT.acceptance_limit,
 ) -> None:

@@ -16,6 +16,8 @@ LEAST_TIMES = 20
 
 _GONE = frozenset({Excuse.SUPERSEDED, Excuse.CLIENT_LEFT})
 _FAILED = frozenset({"failed", "refused", "deadline_exceeded"})
+# The longest that a step may be held, so that every rollout ends.
+MAX_HOLD_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

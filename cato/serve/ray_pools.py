@@ -190,11 +190,10 @@ class RayPools:
             self._tell_lost(pool, lease, str(error))
             raise
         finally:
+            link = self._links.get(self._led_by(pool))
             if not has_ended:
                 self._withdraw(pool, lease.invocation_id, lease.attempt, "the reader left")
-            elif is_preempted:
-                pass  # its shard has queued it again
-            elif (link := self._links.get(self._led_by(pool))) is not None:
+            elif link is not None and not is_preempted:  # else its shard has queued it again
                 link.ended(lease.invocation_id)
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from cato.core.errors import AccessError, InputError
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import PromoteRollout, RollBackRollout, RolloutOrder, StartRollout
-from cato.core.rollout_rule import ArmCounts, RolloutRule, compared
+from cato.core.rollout_rule import MAX_HOLD_S, ArmCounts, RolloutRule, compared
 from cato.serve.ingress import document
 from cato.serve.ingress.body import known_keys, read_object, sub_object
 from cato.serve.ingress.context import Ingress, caller_of
@@ -25,8 +25,8 @@ from cato.serve.pools import is_ready
 MAX_BYTES = 10_000
 MAX_NAME_CHARS = 256
 MAX_STEPS = 20
-# Limits of a step, so that every rollout ends.
-MAX_CALLS, MAX_HOLD_S = 10_000_000, 30 * 86_400.0
+# As `MAX_HOLD_S`, so that every rollout ends.
+MAX_CALLS = 10_000_000
 RULE_FIELDS = RolloutRule.__slots__
 SHAPE = '{"name": str, "canary": str, "rule": {...}}'
 

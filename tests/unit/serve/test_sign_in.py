@@ -40,6 +40,14 @@ from cato.serve.access.sign_in import (
 )
 
 
+async def has_failed_once(provider: Provider, sign_in: SignIn, token: str) -> None:
+    """The provider is down since its keys were read, and a request has waited for that to show."""
+    await sign_in.person(token)
+    provider.is_up = False
+    provider.clock_s += 2 * KEYS_AGE_S + 1
+    await sign_in.person(token)
+
+
 async def refusal(sign_in: SignIn, token: str) -> str:
     with pytest.raises(AccessError) as refused:
         await sign_in.person(token)
@@ -229,10 +237,7 @@ async def test_a_key_that_was_taken_back_opens_nothing_though_its_tokens_were_kn
 async def test_known_keys_stay_in_use_for_a_day_without_the_provider() -> None:
     provider = Provider()
     sign_in, token = provider.sign_in(), provider.token()
-    await sign_in.person(token)
-    provider.is_up = False
-    provider.clock_s += 2 * KEYS_AGE_S + 1
-    await sign_in.person(token)
+    await has_failed_once(provider, sign_in, token)
     provider.clock_s += USABLE_S
     assert await refusal(sign_in, token) == "sign_in_unavailable"
     provider.is_up = True
@@ -260,10 +265,7 @@ class SlowProvider(Provider):
 async def test_after_a_failure_no_request_waits_for_the_provider() -> None:
     provider = SlowProvider()
     sign_in, token = provider.sign_in(), provider.token()
-    await sign_in.person(token)
-    provider.is_up = False
-    provider.clock_s += 2 * KEYS_AGE_S + 1
-    await sign_in.person(token)  # waits for the first failure
+    await has_failed_once(provider, sign_in, token)
     provider.clock_s += ASK_AGAIN_S
     provider.answers.clear()
     asked = len(provider.asked)
@@ -280,10 +282,7 @@ async def test_after_a_failure_no_request_waits_for_the_provider() -> None:
 async def test_after_a_failure_the_keys_are_refreshed_in_the_background() -> None:
     provider = SlowProvider()
     sign_in, token = provider.sign_in(), provider.token()
-    await sign_in.person(token)
-    provider.is_up = False
-    provider.clock_s += 2 * KEYS_AGE_S + 1
-    await sign_in.person(token)
+    await has_failed_once(provider, sign_in, token)
     provider.is_up = True
     provider.add_key("k2")
     del provider.keys["k1"]
@@ -297,10 +296,7 @@ async def test_after_a_failure_the_keys_are_refreshed_in_the_background() -> Non
 async def test_a_failure_a_while_ago_does_not_keep_a_request_from_waiting() -> None:
     provider = Provider()
     sign_in, token = provider.sign_in(), provider.token()
-    await sign_in.person(token)
-    provider.is_up = False
-    provider.clock_s += 2 * KEYS_AGE_S + 1
-    await sign_in.person(token)
+    await has_failed_once(provider, sign_in, token)
     provider.is_up = True
     provider.add_key("k2")
     del provider.keys["k1"]

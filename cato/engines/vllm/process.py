@@ -11,19 +11,17 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 
 from cato.core.errors import EngineDeadError, EngineError, InputError
-from cato.core.hung import HungRule, Signs, Silence
+from cato.core.hung import HungRule
 from cato.core.kv_events import BlocksCleared, KvEvent
-from cato.core.pool.prefill import CallTarget
 from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
-from cato.engines.vllm import dialects, stream, threads, zygote
+from cato.engines.vllm import dialects, stream, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, AddedAdapters
 from cato.engines.vllm.arguments import server_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
@@ -32,6 +30,7 @@ from cato.engines.vllm.kv_feed import CALL_HEADER, KvFeed, has_events, without_r
 from cato.engines.vllm.logs import EngineLog
 from cato.engines.vllm.offloading import Offloading, offloading_of
 from cato.engines.vllm.scheduler import STEP_VARIABLE, with_target
+from cato.engines.vllm.silence import SilenceWatch
 from cato.engines.vllm.template_probe import ask_template
 from cato.wire.limits import limits_of, shortened
 
@@ -53,21 +52,7 @@ _CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _GENERATE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
 # Shorter than the server's (ENGINE_ENV), so that a request never meets a closing connection.
 _KEEP_ALIVE_S = 30.0
-# How often to check for silence, and how often to sample threads of a silent server.
-_LISTEN_S = 0.25
-_SAMPLE_S = 0.1
-_SOON = aiohttp.ClientTimeout(total=0.5)
-# Runs before all of CATO's calls.
-_PROBE_PRIORITY, _PROBE_TARGET = -(2**31), CallTarget(target_s=0.0, has_begun=True)
-_NO_ANSWER = 504
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call under way; `has_begun` once any part of its answer has arrived."""
-
-    prompt_tokens: int
-    has_begun: bool = False
+_NOT_LISTENING = (ConnectionRefusedError, FileNotFoundError)
 
 
 def _counted_in(chunk: EngineChunk, more: int) -> EngineChunk:
@@ -117,7 +102,6 @@ class VllmEngine:
         hung: HungRule = HungRule(),  # noqa: B008  # frozen
     ) -> None:
         self._spec = spec
-        self._hung = hung
         self._model = model
         self._model_path = model_path
         # The name given at start; the server keeps it when other weights are swapped in.
@@ -144,13 +128,9 @@ class VllmEngine:
         self._session: aiohttp.ClientSession | None = None
         # Answers being read.
         self._answers: set[aiohttp.ClientResponse] = set()
-        # Running calls, since when they are silent, when the engine last showed a sign of life, and
-        # why it was given up.
-        self._calls: set[_Call] = set()
-        self._heard_s = self._alive_s = time.monotonic()
-        self._may_be_silent = False  # asleep, swapping weights, or loading an adapter
-        self._why_hung = ""
+        self._silence = SilenceWatch(hung, spec, self._ask)
         self._listener: asyncio.Task[None] | None = None
+        self._why_given_up = ""
         # The server's KV events.
         self._heard: Callable[[KvEvent], None] | None = None
         self._feed: KvFeed | None = None
@@ -189,7 +169,7 @@ class VllmEngine:
             await self._end()
             self._state = EngineState.STARTING
             self._death = asyncio.get_running_loop().create_future()
-            self._why_hung = ""
+            self._why_given_up = ""
             started_s = time.monotonic()
             try:
                 async with asyncio.timeout(self._spec.start_timeout_s):
@@ -209,7 +189,7 @@ class VllmEngine:
                     ) from exc
                 raise
             self._state = EngineState.READY
-            self._is_heard_again()
+            self._silence.is_heard_again()
             spec = self._spec.on(self._accelerator)
             log.info(
                 "%s: steps of %d tokens, at most %d of one prompt beside other calls",
@@ -258,10 +238,7 @@ class VllmEngine:
         if request.traceparent:  # vLLM's own span, if its trace exporter is set
             headers["traceparent"] = request.traceparent
         response: aiohttp.ClientResponse | None = None
-        call = _Call(request.prompt_tokens)
-        if not self._calls:
-            self._heard_s = time.monotonic()
-        self._calls.add(call)
+        call = self._silence.begin(request.prompt_tokens)
         try:
             more = await self._uncounted(request)
             if more:
@@ -285,28 +262,31 @@ class VllmEngine:
                 raise stream.http_error(response.status, await response.read())
             if not request.stream:
                 answer = dialects.answer_of(request.endpoint, await response.read())
-                self._show_life()
+                self._silence.show_life()
                 yield self._renamed(answer)
                 return
             events = dialects.events_of(
                 request.endpoint, raw=request.raw, continuous_usage=continuous_usage
             )
             async for data in response.content.iter_any():
-                call.has_begun = True
-                self._show_life()
+                self._silence.heard(call)
                 for chunk in events.feed(data):
                     yield _counted_in(self._renamed(chunk), more)
             if not events.is_finished:
                 raise EngineDeadError("the engine's answer ended early", 503)
         except (aiohttp.ClientError, OSError) as exc:
             self._log.has_failed |= not self._was_stopped()
-            raise EngineDeadError(f"lost the engine: {exc or type(exc).__name__}", 503) from exc
+            raise self._lost(exc) from exc
+        except EngineDeadError as error:
+            if stream.says_core_is_dead(error):
+                self._give_up("lost its engine core")
+            raise
         except RuntimeError as exc:
             if session.closed:  # stopped or died meanwhile
                 raise EngineDeadError("the engine has ended", 503) from exc
             raise
         finally:
-            self._calls.discard(call)
+            self._silence.end(call)
             if response is not None:
                 self._answers.discard(response)
                 response.close()  # aborts the request unless fully read
@@ -350,11 +330,11 @@ class VllmEngine:
         if why_not is not None:
             raise InputError(f"{model.name} cannot take the place of {self._model.name}: {why_not}")
         body = json.dumps({"method": "cato_swap", "args": [model_path]}).encode()
-        self._may_be_silent = True
+        self._silence.may_be_silent = True
         answer = json.loads(await self._ask("POST", "/collective_rpc", body, _SWAP_TIMEOUT))
         if not json.loads(await self._ask("POST", "/reset_prefix_cache"))["success"]:
             raise EngineError(f"{model.name}: the engine keeps KV of the old weights", 503)
-        self._is_heard_again()
+        self._silence.is_heard_again()
         self._model, self._model_path = model, model_path
         self._facts = replace(self._facts, served_model=model.name)
         return float(answer["results"][0])
@@ -364,7 +344,7 @@ class VllmEngine:
 
         Raise `EngineError` when it fails: the engine is then unusable. On a CPU vLLM only pauses.
         """
-        self._may_be_silent = True
+        self._silence.may_be_silent = True
         await self._ask("POST", f"/sleep?level={_SLEEP_LEVEL}", None, _SWAP_TIMEOUT)
 
     async def wake(self) -> None:
@@ -373,16 +353,16 @@ class VllmEngine:
         await self._ask("POST", "/wake_up", None, _SWAP_TIMEOUT)
         if json.loads(await self._ask("GET", "/is_sleeping"))["is_sleeping"]:
             raise EngineError("the engine did not wake up", 503)
-        self._is_heard_again()
+        self._silence.is_heard_again()
         self._facts = replace(self._facts, start_s=time.monotonic() - started_s)
 
     async def _post_adapter(self, path: str, body: bytes | None) -> bytes:
         """The engine's own loop loads an adapter, and downloads it first."""
-        self._may_be_silent = True
+        self._silence.may_be_silent = True
         try:
             return await self._ask("POST", path, body, _SWAP_TIMEOUT)
         finally:
-            self._is_heard_again()
+            self._silence.is_heard_again()
 
     def _renamed(self, chunk: EngineChunk) -> EngineChunk:
         """Replace the model name that the engine was started with."""
@@ -468,111 +448,23 @@ class VllmEngine:
             return
         if self._state is EngineState.READY:
             self._state = EngineState.DEAD
-        if self._why_hung:
-            how = f"{self._why_hung}; it was killed"
+        if self._why_given_up:
+            how = f"{self._why_given_up}; it was killed"
         self._death.set_result(f"vLLM {how}; {self._log.last_words()}")
 
     async def _listen(self) -> None:
-        """Kill the server when it hangs: its streams end."""
-        pids = [] if self.pid is None else threads.family(self.pid)
-        stopped_since_s: float | None = None
-        while self._state is EngineState.READY:
-            await asyncio.sleep(_LISTEN_S)
-            if threads.is_stopped(pids):
-                stopped_since_s = stopped_since_s or time.monotonic()
-                why = self._hung.why_stopped(time.monotonic() - stopped_since_s)
-            else:
-                stopped_since_s = None
-                why = await self._why_silent(pids)
-            if why and self._state is EngineState.READY and self.pid is not None:
-                log.error("vLLM %s %s", self._name, why)
-                self._why_hung, self._state = why, EngineState.DEAD
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+        """Kill the server when it hangs."""
+        if self.pid is not None:
+            self._give_up(await self._silence.until_hung(self.pid, self._server_model))
 
-    async def _why_silent(self, pids: list[int]) -> str:
-        """Why to give up a silent server; empty while there are signs of life."""
-        if not self._is_silent():
-            return ""
-        signs = await self._watched()
-        if signs.answered or signs.counted:
-            self._show_life()
-        # Calls that began or ended meanwhile are no signs of life, but a long prompt may now need
-        # more time.
-        if not self._is_silent() or threads.is_stopped(pids):
-            return ""
-        return self._hung.why_hung(self._silence(), signs)
-
-    def _show_life(self) -> None:
-        """The engine has just shown a sign of life."""
-        self._heard_s = self._alive_s = time.monotonic()
-
-    def _is_heard_again(self) -> None:
-        self._may_be_silent = False
-        self._show_life()
-
-    def _is_silent(self) -> bool:
-        return not self._may_be_silent and self._hung.is_due(self._silence())
-
-    def _silence(self) -> Silence:
-        now_s = time.monotonic()
-        prompt_tokens = sum(max(1, c.prompt_tokens) for c in self._calls if not c.has_begun)
-        return Silence(
-            now_s - self._heard_s, len(self._calls), prompt_tokens, now_s - self._alive_s
-        )
-
-    async def _family(self) -> list[int]:
-        return [] if self.pid is None else await asyncio.to_thread(threads.family, self.pid)
-
-    async def _watched(self) -> Signs:
-        """Signs of life within `watched_s`: a token of any answer, an answer to the probe, the
-        server's own counters, running threads."""
-        alive_s, samples = self._alive_s, list[bool]()
-        pids: list[int] = []
-        asking = asyncio.create_task(self._probe())
-        counting = asyncio.create_task(self._counted())
-        try:
-            until_s = time.monotonic() + self._hung.watched_s
-            while time.monotonic() < until_s:
-                await asyncio.sleep(_SAMPLE_S)
-                if asking.done() or self._alive_s != alive_s:
-                    return Signs(answered=True, counted=False, working=0.0)
-                # Not those of the start: kernels compile in child processes.
-                pids = pids or await self._family()
-                samples.append(threads.is_working(pids))
-            before = await counting
-            counted = before is not None and (await self._counted() or 0.0) > before
-        finally:
-            asking.cancel()
-            counting.cancel()
-            await asyncio.wait([asking, counting])
-        has_new_children = not set(await self._family()) <= set(pids)
-        working = 1.0 if has_new_children else sum(samples) / max(1, len(samples))
-        return Signs(answered=False, counted=counted, working=working)
-
-    async def _probe(self) -> None:
-        """Return when the server has computed one token or refused to."""
-        body: dict[str, object] = {"model": self._server_model, "prompt": "#", "max_tokens": 1}
-        if self._spec.priority_scheduling:
-            body["priority"] = _PROBE_PRIORITY
-        if self._spec.scheduler:
-            body = with_target(body, _PROBE_TARGET)
-        try:
-            await self._ask("POST", "/v1/completions", json.dumps(body).encode())
-        except EngineDeadError:
-            await asyncio.sleep(inf)  # gone or not accepting: no sign of life
-        except EngineError as error:
-            if error.status == _NO_ANSWER:
-                await asyncio.sleep(inf)
-
-    async def _counted(self) -> float | None:
-        """Tokens by the server's counters: unstreamed answers show no progress."""
-        if not self._calls:
-            return None
-        try:
-            return stream.tokens_of_metrics(await self._ask("GET", "/metrics", None, _SOON))
-        except EngineError:
-            return None
+    def _give_up(self, why: str) -> None:
+        """Kill a server that answers no more: its streams end, and `wait_dead` says `why`."""
+        if self._state is not EngineState.READY or self.pid is None:
+            return
+        log.error("vLLM %s %s", self._name, why)
+        self._why_given_up, self._state = why, EngineState.DEAD
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def _wait_healthy(self) -> None:
         assert self._death is not None and self._session is not None
@@ -646,10 +538,20 @@ class VllmEngine:
         except TimeoutError as exc:
             raise EngineError(f"the engine did not answer {path}", 504) from exc
         except (aiohttp.ClientError, OSError) as exc:
-            raise EngineDeadError(f"lost the engine: {exc or type(exc).__name__}", 503) from exc
+            raise self._lost(exc) from exc
         if response.status != 200:
             raise stream.http_error(response.status, content)
         return content
+
+    def _lost(self, problem: aiohttp.ClientError | OSError) -> EngineDeadError:
+        """The error for a connection that failed. A server that no longer listens is ending: it
+        gets no more calls, and its zygote kills it if the end takes long."""
+        cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
+        if isinstance(cause, _NOT_LISTENING) and self._state is EngineState.READY:
+            self._state = EngineState.DEAD
+            if self._owner is not None:
+                self._owner.write_eof()
+        return EngineDeadError(f"lost the engine: {problem or type(problem).__name__}", 503)
 
     def _break_off(self) -> None:
         """End all answers being read with an error, whatever happens to the server."""

@@ -22,7 +22,8 @@ _CONTEXT_TOKENS = re.compile(r"context length (?:is|of) (\d+)|max_model_len[ =]*
 # Not "at least N": that is one above the limit, where it stopped counting.
 _ASKED_INPUT = re.compile(r"contains (\d+) input tokens")
 _ASKED_OUTPUT = re.compile(r"max_tokens=(\d+)|(\d+) output tokens|too large: (\d+)")
-# The server outlives its dead core by up to 5 s, and answers 500 with these words.
+# The server outlives its dead core by up to 5 s and by its open streams, and answers 500 with these
+# words.
 _DEAD_WORDS = ("EngineCore encountered an issue", "EngineDeadError")
 
 
@@ -182,9 +183,18 @@ def http_error(status: int, body: bytes) -> CatoError:
         message = body[:500].decode(errors="replace") or f"the engine answered {status}"
     if status in (400, 413, 422) and _CONTEXT_WORDS.search(message):
         return _context_error(message)
-    if status >= 500 and any(words in message for words in _DEAD_WORDS):
+    if status >= 500 and _is_of_dead_core(message):
         return EngineDeadError(message, 503)
     return EngineError(message, status, param)
+
+
+def says_core_is_dead(error: EngineError) -> bool:
+    """Whether the server says that its core has ended: it will answer no call any more."""
+    return isinstance(error, EngineDeadError) and _is_of_dead_core(error.problem)
+
+
+def _is_of_dead_core(message: str) -> bool:
+    return any(words in message for words in _DEAD_WORDS)
 
 
 def _param(told: object, message: str) -> str | None:

@@ -120,6 +120,11 @@ async def complete(body, writer):
         await CORE.stdout.readexactly(1)
     if prompt == "die":
         os._exit(3)
+    if prompt == "deaf":
+        SERVER.close()
+    if prompt == "core":  # has ended, which the server sees, and stays
+        await event({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
+        await asyncio.sleep(600)
     await event({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})
     if "--left-behind" in sys.argv:
         leave_behind()
@@ -137,15 +142,16 @@ async def complete(body, writer):
         await event({"choices": [], "usage": usage, "priority": body.get("priority")})
     return await send(writer, b"data: [DONE]\\n\\n")
 
-CORE, RESETS = None, []
+CORE, RESETS, SERVER = None, [], None
 
 async def serve(path):
-    global CORE
+    global CORE, SERVER
     if "--core" in sys.argv:
         CORE = await asyncio.create_subprocess_exec(
             "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-    await (await asyncio.start_unix_server(answer, path)).serve_forever()
+    SERVER = await asyncio.start_unix_server(answer, path)
+    await asyncio.Event().wait()
 
 def main():
     if "--fail" in sys.argv:
@@ -333,6 +339,30 @@ async def test_answer_that_breaks_off_is_a_dead_engine(zygote: Zygote, prompt: s
     if prompt == "die":
         assert "status 3" in await engine.wait_dead()
         assert engine.state is EngineState.DEAD
+    await engine.stop()
+
+
+async def test_a_server_that_lost_its_core_is_killed_at_once(zygote: Zygote) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    with pytest.raises(EngineDeadError):
+        await collect(engine, a_request(prompt="core"))
+    assert engine.state is EngineState.DEAD
+    assert "lost its engine core; it was killed" in await engine.wait_dead()
+    await engine.stop()
+
+
+async def test_a_server_that_no_longer_listens_gets_no_calls_and_ends(zygote: Zygote) -> None:
+    """vLLM's own end takes seconds, in which a call would be lost as often as it is sent."""
+    engine = an_engine(zygote)
+    await engine.start()
+    assert text_of(await collect(engine, a_request(prompt="deaf"))) == "ab"
+    assert engine.state is EngineState.READY
+    with pytest.raises(EngineDeadError, match="lost the engine"):
+        await collect(engine, a_request())
+    assert engine.state is EngineState.DEAD
+    async with asyncio.timeout(10):
+        await engine.wait_dead()
     await engine.stop()
 
 

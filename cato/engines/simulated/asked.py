@@ -96,6 +96,11 @@ def read_asked(
             max_tokens=None if limit is None else max_tokens,
             context_tokens=context_tokens,
         )
+    max_tokens = min(max_tokens, context_tokens - prompt.tokens)
+    min_tokens = _whole_number("min_tokens", body.get("min_tokens"), least=0, default=0)
+    if min_tokens > max_tokens:
+        problem = f"min_tokens must be less than or equal to max_tokens={max_tokens}"
+        raise EngineError(f"{problem}, got {min_tokens}.", 400, "min_tokens")
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:
         problem = f"temperature must be non-negative, got {temperature}"
@@ -110,8 +115,8 @@ def read_asked(
     stream_options = body.get("stream_options")
     return Asked(
         prompt=prompt,
-        max_tokens=min(max_tokens, context_tokens - prompt.tokens),
-        min_tokens=_whole_number("min_tokens", body.get("min_tokens"), least=0, default=0),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
         stop=tuple(s for s in stops if s),
         include_stop=bool(body.get("include_stop_str_in_output")),
         ignore_eos=bool(body.get("ignore_eos")),

@@ -167,10 +167,13 @@ def _start_model(
     family = pool.model.family
     if fill.suffix and not fim_family(family).has_suffix:
         raise InputError(f"model {pool.model.name!r} takes no suffix; leave it out", "suffix")
+    sampling = fill.sampling or {}
+    least = sampling.get("min_tokens")
+    most = max(DEFAULT_TOKENS, least) if isinstance(least, int) else DEFAULT_TOKENS
     body: dict[str, object] = {
-        **(fill.sampling or {}),
+        **sampling,
         "prompt": render_fim(family, fill.prefix, fill.suffix),
-        "max_tokens": fill.max_tokens or DEFAULT_TOKENS,
+        "max_tokens": fill.max_tokens or most,
         **fim_stops(list(fill.stops), family),
     }
     called, salt = pool.model.called(model), ingress.salt_of(request)

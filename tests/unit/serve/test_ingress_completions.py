@@ -277,6 +277,14 @@ async def test_a_client_may_ask_for_less_than_the_task_gives(
     assert text == simulated_text(0, render_fim("starcoder", PREFIX, SUFFIX), 3)
 
 
+async def test_a_model_may_write_as_much_as_the_client_wants_at_least(tmp_path: Path) -> None:
+    body = {**FIM, "model": "fast", "min_tokens": 100}
+    answer = await post(tmp_path, "/v1/fim/completions", body)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 100)
+    refused = await post(tmp_path, "/v1/fim/completions", {**body, "max_tokens": 50})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
+
+
 async def test_stop_strings_of_the_client_end_a_tasks_answer_too(tmp_path: Path) -> None:
     stop = WRITTEN[4:9]
     text = text_of(await post(tmp_path, "/v1/completions", {**FIM, "stop": ["zzz", stop]}))

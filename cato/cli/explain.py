@@ -82,7 +82,7 @@ def rendered_session(turns: list[dict[str, Any]]) -> Group:
     for name in ("SLO", "replica", "where"):
         table.add_column(name, no_wrap=name == "SLO")
     for t in turns:
-        verdict = "met" if t["met"] else "late" if t["status"] == "done" else t["status"]
+        missed = "late" if t["status"] == "done" else t["status"]
         table.add_row(
             _turn(t),
             _seconds(t["think_s"]),
@@ -90,7 +90,7 @@ def rendered_session(turns: list[dict[str, Any]]) -> Group:
             f"{t['cached_prompt_tokens']:,}",
             f"{t['uncached_prompt_tokens']:,}",
             _seconds(t["ttft_s"]),
-            Text(verdict, style="green" if t["met"] else "red"),
+            verdict(t, missed),
             Text(t["replica"] or "-"),
             Text(_where(t), style="yellow" if t["placement"] == "moved" else ""),
         )

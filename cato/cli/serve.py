@@ -156,12 +156,18 @@ def serve(
 
 
 def beside_another(env: Mapping[str, str]) -> dict[str, str]:
-    """Ports of its own for this Serve if another one holds HAProxy's default ports; else nothing.
+    """Ports of its own for this Serve if another one holds HAProxy's default ports, or has been
+    started and will; else nothing.
 
     A port that `env` sets is the user's choice, and is not looked at.
     """
-    taken = {n: p for n, p in HAPROXY_PORTS.items() if n not in env and _is_bound("127.0.0.1", p)}
-    if not taken:
+    taken = [p for n, p in HAPROXY_PORTS.items() if n not in env and _is_bound("127.0.0.1", p)]
+    if taken:
+        held = ", ".join(map(str, taken))
+        why = f"ports in use on this host, perhaps by another `cato serve`: {held}"
+    elif marked(lambda mark: not is_left(mark)):
+        why = "another `cato serve` runs on this host"
+    else:
         return {}
     # All ports, not only the taken ones: both would number their replicas' ports from 30000 on, and
     # one's HAProxy could reach the other's replicas.
@@ -171,9 +177,8 @@ def beside_another(env: Mapping[str, str]) -> dict[str, str]:
         ports = {n: v for n, v in ports.items() if n not in ranges}
     metrics, statistics = (env.get(n, ports[n]) for n in HAPROXY_PORTS)
     console.print(
-        "note: ports in use on this host, perhaps by another `cato serve`: "
-        f"{', '.join(map(str, taken.values()))}. HAProxy's metrics are on port {metrics}, and its "
-        f"statistics on port {statistics}.",
+        f"note: {why}. HAProxy's metrics are on port {metrics}, and its statistics on port "
+        f"{statistics}.",
         style="yellow",
         highlight=False,
     )

@@ -39,6 +39,8 @@ def status(address: Address = AUTO) -> None:
             str(d["problem"]),
         )
     console.print(fleet)
+    for warning in ray.get(provisioner.warnings.remote()):
+        console.print(warning, style="yellow", highlight=False)
     replicas = Table(
         "pool", "policies", "queued", "replica", "held / slots", "wait s", title="Pools"
     )

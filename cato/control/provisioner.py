@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from cato.control import actors, ray_private
 from cato.core.demand import PoolDemand, together
 from cato.core.errors import UnknownNameError
-from cato.core.fleet import ScaleTo, ServedDeployment
+from cato.core.fleet import ScaleTo, ServedFleet
 from cato.core.follow_ups import CallsBefore
 from cato.core.ids import DeploymentName, ModelName, PoolName, TaskName
 from cato.core.profile import Profile
@@ -48,16 +48,21 @@ class ResourceProvisioner:
         self._looking: asyncio.Task[None] | None = None
         # Adapters added to a base model since the deployment; None until the store was read.
         self._adapters: tuple[AddedAdapter, ...] | None = None
+        self._refusals: tuple[str, ...] = ()  # of deployment files, by Serve
+        self._config_problem = ""
 
     async def register(
         self,
         topology: Topology,
         profiles: Mapping[DeploymentName, Profile],
         scaling: Mapping[PoolName, PoolScaling],
+        config_problem: str = "",
     ) -> None:
         """Set the deployment file's pools and their current scaling. May be called again; a changed
-        file resets the targets. Raise `UnknownNameError` for an unknown policy.
+        file resets the targets. `config_problem`: why the latest `user_config` is not used. Raise
+        `UnknownNameError` for an unknown policy.
         """
+        self._config_problem = config_problem
         policies = {pool: scaling_policy(s) for pool, s in scaling.items()}
         if self._adapters is None:  # first: ingresses forget adapters that the topology lacks
             try:
@@ -100,12 +105,17 @@ class ResourceProvisioner:
         if self._fleet is None:
             raise UnknownNameError("deployment", deployment, ())
         goal = self._fleet.ask(deployment, replicas)
-        await ray_private.scale(actors.ENGINES_APP, deployment, goal)
+        await self._order(self._fleet, DeploymentName(deployment), goal)
         return goal
 
     async def state(self) -> dict[str, dict[str, Any]]:
         """The fields of `DeploymentState`, by deployment."""
         return {} if self._fleet is None else {n: asdict(s) for n, s in self._fleet.state().items()}
+
+    async def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the latest deployment file or `user_config`, for operators; only the
+        first line of each is for others."""
+        return tuple(filter(None, (*self._refusals, self._config_problem)))
 
     async def _look_forever(self) -> None:
         while True:
@@ -122,19 +132,31 @@ class ResourceProvisioner:
 
     async def _look(self, fleet: FleetOrchestrator) -> None:
         pools = fleet.topology.pools
-        if not pools:
-            return  # shared pools are not scaled
         answers = await asyncio.gather(*map(_demand, pools))
         demands = {p.name: d for p, d in zip(pools, answers, strict=True) if d is not None}
-        served = await ray_private.deployments(actors.ENGINES_APP)
+        served = await ray_private.fleet(actors.ENGINES_APP, actors.INGRESS_APP)
+        self._note_refusals(served.problems)
+        if not pools:
+            return  # shared pools are not scaled
         hosts = ray_private.hosts()
         orders = fleet.look(time.monotonic(), time.time(), served, hosts, demands)
         for order in orders:
             log.info("scale %s to %d: %s", order.deployment, order.replicas, order.reason)
-            await ray_private.scale(actors.ENGINES_APP, order.deployment, order.replicas)
-        fewer = [o for o in orders if o.replicas < served[o.deployment].target]
+            await self._order(fleet, order.deployment, order.replicas)
+        fewer = [o for o in orders if o.replicas < len(served.running(o.deployment))]
         if fewer:
             await _tell_who_leaves(fleet.topology, fewer, served)
+
+    async def _order(self, fleet: FleetOrchestrator, name: DeploymentName, replicas: int) -> None:
+        await ray_private.scale(actors.ENGINES_APP, name, replicas)
+        fleet.ordered(name, replicas)
+
+    def _note_refusals(self, refusals: tuple[str, ...]) -> None:
+        """Keep them for operators; log each once."""
+        for refusal in refusals:
+            if refusal not in self._refusals:
+                log.error("%s", refusal)
+        self._refusals = refusals
 
 
 async def _adapters_in(store: str | None) -> tuple[AddedAdapter, ...]:
@@ -154,26 +176,24 @@ async def _demand(pool: PoolSpec) -> PoolDemand | None:
     return together(told)
 
 
-async def _tell_who_leaves(
-    topology: Topology, orders: list[ScaleTo], before: Mapping[DeploymentName, ServedDeployment]
-) -> None:
+async def _tell_who_leaves(topology: Topology, orders: list[ScaleTo], before: ServedFleet) -> None:
     """Tell the routers which replicas drain, so that they get no new leases.
 
     The ingresses tell it too, seconds later; a call sent to such a replica meanwhile needs another
     lease.
     """
     pool_of = {d.name: p for p in topology.pools for d in p.deployments}
-    waiting = {o.deployment for o in orders}
+    waiting = {o.deployment: o.replicas for o in orders}
     deadline_s = time.monotonic() + LEAVING_WITHIN_S
     while waiting and time.monotonic() < deadline_s:
         await asyncio.sleep(LEAVING_POLL_S)
-        now = await ray_private.deployments(actors.ENGINES_APP)
+        now = await ray_private.fleet(actors.ENGINES_APP)
         for name in sorted(waiting):
-            served = now.get(name, ServedDeployment(0))
-            if len(served.running) > served.target:
+            running = now.running(name)
+            if len(running) > waiting[name]:
                 continue  # Serve has not chosen the replicas yet
-            waiting.discard(name)
-            gone = before[name].running - served.running
+            del waiting[name]
+            gone = before.running(name) - running
             if gone:
                 pool = pool_of[name]
                 for router in actors.routers_of(pool):

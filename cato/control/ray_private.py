@@ -6,7 +6,8 @@ What is used and why:
   call). A test fans 40 calls out of one request.
 - `update_deployment_replicas` of the Serve controller: the public REST route needs the dashboard
   and a token. `get_serve_instance_details`: the public `serve.status` calls it too, but omits the
-  targets, the draining replicas and the deployment file.
+  targets, the draining replicas and the deployment file. `_all_running_replicas`: an application
+  lists no deployments while Serve reads its new deployment file, and after Serve has refused it.
 - The controller's client, for the address that Serve's proxies listen on.
 - Ray's free resources by host: the public function only returns their sum.
 - The name of the resource that only the head node has.
@@ -30,12 +31,13 @@ from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_global_client
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.schema import ApplicationStatus
 
 from cato.control import replica_sets
 from cato.core.errors import CatoError, ReplicaLostError
-from cato.core.fleet import HostResources, ServedDeployment
+from cato.core.fleet import HostResources, ServedDeployment, ServedFleet
 from cato.core.ids import DeploymentName, ReplicaId
-from cato.serve.engines_app import ServedApplication, ServedPart
+from cato.serve.engines_app import ServedApplication, ServedPart, refusal
 from cato.serve.given_up import give_up
 
 SUPPORTED = "2.60."
@@ -48,6 +50,8 @@ POLL_S = 0.01
 # restarting.
 OPENING_S = 30.0
 _PROBES = ("/-/healthz", "/-/routes")
+# Of an application that lists no deployments although the earlier ones run.
+_NOT_LISTING = (ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED)
 _KINDS = {
     ReplicaState.STARTING: "starting",
     ReplicaState.STOPPING: "draining",
@@ -149,35 +153,58 @@ async def scale(app: str, deployment: str, replicas: int) -> None:
     )
 
 
-async def deployments(app: str) -> dict[DeploymentName, ServedDeployment]:
-    """The deployments of `app` and their replicas; empty if `app` or Serve does not run."""
-    found = await _details(app)
-    if found is None:
-        return {}
-    return {DeploymentName(name): _served(d) for name, d in found["deployments"].items()}
+async def fleet(app: str, *others: str) -> ServedFleet:
+    """The deployments of `app` with their replicas, and why the last deployment of `app` or
+    `others` failed; empty if they or Serve do not run."""
+    details = await _details()
+    told = ((name, details[name]) for name in (app, *others) if name in details)
+    problems = tuple(filter(None, (refusal(name, _application(d)) for name, d in told)))
+    if app not in details:
+        return ServedFleet(problems=problems)
+    listed = details[app]["deployments"]
+    unlisted = await _unlisted(app) if not listed and details[app]["status"] in _NOT_LISTING else {}
+    return ServedFleet(
+        {DeploymentName(name): _served(d) for name, d in listed.items()}, unlisted, problems
+    )
 
 
 async def application(app: str) -> ServedApplication | None:
     """Serve's details of `app`; None if `app` or Serve does not run."""
-    found = await _details(app)
-    if found is None:
-        return None
-    config = found.get("deployed_app_config") or {}
+    details = await _details()
+    return _application(details[app]) if app in details else None
+
+
+def _application(details: Mapping[str, Any]) -> ServedApplication:
+    config = details.get("deployed_app_config") or {}
     return ServedApplication(
-        _part(found),
-        {name: _part(details) for name, details in found["deployments"].items()},
+        _part(details),
+        {name: _part(of_one) for name, of_one in details["deployments"].items()},
         config.get("args"),
     )
 
 
-async def _details(app: str) -> dict[str, Any] | None:
+async def _details() -> dict[str, dict[str, Any]]:
+    """Serve's details of all applications; empty if it does not run."""
+    if not ray.is_initialized():  # `get_actor` would start a Ray
+        return {}
     try:
         controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     except ValueError:
-        return None
+        return {}
     details: dict[str, Any] = await controller.get_serve_instance_details.remote()
-    found: dict[str, Any] | None = details["applications"].get(app)
+    found: dict[str, dict[str, Any]] = details["applications"]
     return found
+
+
+async def _unlisted(app: str) -> dict[DeploymentName, frozenset[ReplicaId]]:
+    """The running replicas of the deployments of `app`, whether `app` lists them or not."""
+    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    running: dict[DeploymentID, list[Any]] = await controller._all_running_replicas.remote()
+    return {
+        DeploymentName(id.name): frozenset(ReplicaId(r.replica_id.unique_id) for r in replicas)
+        for id, replicas in running.items()
+        if id.app_name == app
+    }
 
 
 def _part(details: Mapping[str, Any]) -> ServedPart:

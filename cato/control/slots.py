@@ -350,7 +350,9 @@ class Slots:
         slot = self._slots.pop(slot_id, None)
         if slot is None:
             return
-        log.warning("slot %s is lost: %s", slot_id, why)
+        is_planned = _now_s() < self.have_left.get(slot_id, 0.0)
+        level = logging.INFO if is_planned else logging.WARNING
+        log.log(level, "slot %s is lost: %s", slot_id, why)
         self._end_loan(slot, f"{why} while it measured a model")
         now_s, copy = _now_s(), self._state.placement.cards().get(slot.card)
         if copy is not None:

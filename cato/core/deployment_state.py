@@ -75,6 +75,7 @@ class DeploymentBook:
     is_adopted: bool = False
     has_started: bool = False  # `start_s` was measured, not taken from the profile
     served: ServedDeployment | None = None  # None: Serve does not have it now
+    target: int | None = None  # as Serve told it last, or took it since
     fit: int = 0  # number of additional replicas that fit
     high: int = 0
     pending_since_s: float | None = None
@@ -96,6 +97,7 @@ class DeploymentBook:
     ) -> None:
         """Take in a look at the deployment and at the room on hosts."""
         needs = resource_needs(self.spec)
+        self.target = served.target
         if self.is_left_to_serve:
             self.wanted = served.target
         elif not self.is_adopted:
@@ -114,6 +116,10 @@ class DeploymentBook:
             self.starting_since_s.setdefault(id, now_s)
         if fit == 0:  # waiting for room is not part of a start
             self.starting_since_s.update(dict.fromkeys(served.pending, now_s))
+
+    def unlisted(self, running: frozenset[ReplicaId]) -> ServedDeployment:
+        """Its state while Serve tells only which of its replicas run."""
+        return ServedDeployment(len(running) if self.target is None else self.target, running)
 
     def learn_starts(self, ready: Set[ReplicaId], now_s: float) -> None:
         since_s = self.starting_since_s

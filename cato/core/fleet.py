@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cato.core.ids import DeploymentName, ReplicaId
 from cato.core.profile import Profile
@@ -65,6 +65,26 @@ class ServedDeployment:
     @property
     def placed(self) -> int:
         return len(self.running) + len(self.starting)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFleet:
+    """An application in Ray Serve: its deployments, and what is wrong with the last deployment.
+
+    While Serve reads a new deployment file, and after it has refused one, it lists no deployments
+    but keeps the replicas of the earlier file and takes new targets for them: `unlisted` are those
+    that run, by deployment. `problems` tell why a last deployment file is not in use; the first
+    line of each may be shown to everybody.
+    """
+
+    deployments: Mapping[DeploymentName, ServedDeployment] = field(default_factory=dict)
+    unlisted: Mapping[DeploymentName, frozenset[ReplicaId]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def running(self, name: DeploymentName) -> frozenset[ReplicaId]:
+        if (served := self.deployments.get(name)) is not None:
+            return served.running
+        return self.unlisted.get(name, frozenset())
 
 
 @dataclass(frozen=True, slots=True)

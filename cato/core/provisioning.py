@@ -18,7 +18,7 @@ from cato.core.fleet import (
     HostResources,
     Room,
     ScaleTo,
-    ServedDeployment,
+    ServedFleet,
     allot,
     call_price,
     reconcile,
@@ -99,7 +99,7 @@ class FleetOrchestrator:
         self,
         now_s: float,
         at_s: float,
-        served: Mapping[DeploymentName, ServedDeployment],
+        fleet: ServedFleet,
         hosts: Sequence[HostResources],
         demands: Mapping[PoolName, PoolDemand],
     ) -> tuple[ScaleTo, ...]:
@@ -107,17 +107,23 @@ class FleetOrchestrator:
 
         A pool without a demand, because its router did not answer, keeps its replicas.
         """
-        for deployment in self._deployments.values():
-            deployment.served = served.get(deployment.spec.name)
+        for name, deployment in self._deployments.items():
+            deployment.served = fleet.deployments.get(name)
+            if deployment.served is None and name in fleet.unlisted:
+                deployment.served = deployment.unlisted(fleet.unlisted[name])
             if deployment.served is not None:
                 deployment.observe(deployment.served, hosts, now_s)
-        for name, load in self._loads(now_s, demands).items():
-            pool = self._pools[name]
+        for pool_name, load in self._loads(now_s, demands).items():
+            pool = self._pools[pool_name]
             pool.learn_starts(load, now_s)
             if all(d.served and not d.is_left_to_serve for d in pool.deployments):
                 self._decide(pool, load)
             pool.note(load, at_s)
         return self._orders()
+
+    def ordered(self, deployment: DeploymentName, replicas: int) -> None:
+        """Serve has taken this target; it may not list the deployment for a while."""
+        self._deployments[deployment].target = replicas
 
     def state(self) -> dict[DeploymentName, DeploymentState]:
         return {

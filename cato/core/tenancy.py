@@ -144,7 +144,8 @@ class TurnUsage:
     """The usage and outcome of one session turn; see `cato.core.session.Turn`.
 
     `home` is the replica of the previous turn; `reason` and `placement` say why it went to
-    `replica` (`cato.core.receipt.Placement`).
+    `replica` (`cato.core.receipt.Placement`). `excuse`: why a turn without an answer is not an SLO
+    miss (`cato.core.receipt.Excuse`).
     """
 
     request_id: str
@@ -169,6 +170,7 @@ class TurnUsage:
     home: str = ""
     reason: str = ""
     session_slack_s: float | None = None
+    excuse: str = ""
 
 
 def turn_usage(receipt: Mapping[str, Any]) -> TurnUsage:
@@ -200,4 +202,5 @@ def turn_usage(receipt: Mapping[str, Any]) -> TurnUsage:
         home=last.get("home", ""),
         reason=(last.get("reasons") or [""])[-1],
         session_slack_s=receipt.get("session_slack_s"),
+        excuse=receipt.get("excuse", ""),
     )

@@ -225,7 +225,7 @@ class Ingress:
     def _ready(self) -> tuple[bool, str]:
         why_not = self._access.why_not_ready() or self._pools.why_not_ready()
         if not why_not:
-            return True, ""
+            return True, "\n".join(self._pools.warnings)
         failure, trouble = self._pools.why_stuck()
         return False, failure or "\n".join(filter(None, (why_not, trouble)))
 

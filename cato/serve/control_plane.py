@@ -30,6 +30,7 @@ log = logging.getLogger("cato.control_plane")
 ASSERT_S = 2.0
 COUNT_S = 60.0
 ANSWER_WITHIN_S = 10.0
+NOT_USED = "the latest user_config is wrong and not used: the policies stay as they are"
 
 
 class ControlPlane:
@@ -55,6 +56,7 @@ class ControlPlane:
         self._policies: dict[PoolName, PoolPolicies] = {p.name: p.policies for p in topology.pools}
         self._scaling: dict[PoolName, PoolScaling] = {p.name: p.scaling for p in topology.pools}
         self._shared = {p.name: p.policies for p in topology.shared_pools}
+        self._config_problem = ""
         actors.create(Profiler, actors.PROFILER, topology.store)
         # An existing actor keeps its own secret.
         actors.create(EvictionManager, actors.EVICTION_MANAGER, secrets.token_bytes(32))
@@ -88,7 +90,7 @@ class ControlPlane:
         return replace(pool, policies=self._policies[pool.name]).of_shard
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Serve calls this with `user_config`; an invalid one is logged, and changes nothing.
+        """Serve calls this with `user_config`; an invalid one changes nothing, and is shown.
 
         It must not raise: Serve then ends the replica, and gives up when the next ones fail at the
         same `user_config`. Without a control plane, a restarted control actor never gets its
@@ -98,7 +100,8 @@ class ControlPlane:
             with _missing_answers_logged():
                 await self.change(user_config)
         except ConfigError as error:
-            log.error("user_config is not used, the policies stay as they are: %s", error)
+            self._config_problem = f"{NOT_USED}\n{error}"
+            log.error("%s", self._config_problem)
 
     async def change(self, user_config: dict[str, Any]) -> None:
         """Apply a `user_config` until the next one; raise `ConfigError` with all its problems.
@@ -116,6 +119,7 @@ class ControlPlane:
         shared = shared_pool_changes(user_config, tuple(self._shared))
         for spec in self._topology.shared_pools:
             self._shared[spec.name] = replace(spec.policies, **shared.get(spec.name, {}))
+        self._config_problem = ""
         await self._assert(ANSWER_WITHIN_S)
 
     async def _assert(self, within_s: float | None = None) -> None:
@@ -127,7 +131,14 @@ class ControlPlane:
 
         hosted = [(spec, self._hosted[spec.name]) for spec in self._topology.shared_pools]
         told = [
-            tell(actors.PROVISIONER, "register", self._topology, self._profiles, self._scaling),
+            tell(
+                actors.PROVISIONER,
+                "register",
+                self._topology,
+                self._profiles,
+                self._scaling,
+                self._config_problem,
+            ),
             *(
                 tell(
                     router,

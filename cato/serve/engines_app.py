@@ -1,4 +1,4 @@
-"""Start-up status of the `engines` application, from Ray Serve's messages. Pure."""
+"""Status of an application, from Ray Serve's messages. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _HEALTHY = "HEALTHY"
 # The line of a traceback with the exception; the lines after it belong to its message.
 _RAISED = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b[^:]*:|[\w.]+(Error|Exception)$")
 _MAX_LINES = 20
+_TO_DO = "correct the deployment file and deploy it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,18 @@ class ServedApplication:
             for name, part in self.deployments.items()
             if part.message and part.status != _HEALTHY
         )
+
+
+def refusal(app: str, served: ServedApplication) -> str:
+    """Why the last deployment of `app` failed and what to do; empty if it did not. The first line
+    is public."""
+    if served.itself.status != FAILED:
+        return ""
+    failed = [name for name, part in served.deployments.items() if part.status == FAILED]
+    what = f" ({', '.join(failed)})" if failed else ", so what ran before it stays in use"
+    head = f"the last deployment of the application {app} failed{what}: {_TO_DO}"
+    parts = [(name, served.deployments[name]) for name in failed] or [("", served.itself)]
+    return "\n".join([head, *(_told(name, part) for name, part in parts)])
 
 
 def why_unplaceable(

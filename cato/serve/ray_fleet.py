@@ -30,8 +30,9 @@ async def fleet_state(pools: Mapping[PoolName, int]) -> FleetState:
     """Ask all control actors at once; those that do not answer are listed as missing. `pools` maps
     pools to their number of router shards."""
     routers = [(pool, name) for pool, n in pools.items() for name in actors.router_names(pool, n)]
-    provisioned, resident, shared, shared_decided, *decided = await asyncio.gather(
+    provisioned, warnings, resident, shared, shared_decided, *decided = await asyncio.gather(
         _answer(actors.PROVISIONER, "state"),
+        _answer(actors.PROVISIONER, "warnings"),
         _answer(actors.EVICTION_MANAGER, "residents"),
         _answer(actors.EVICTION_MANAGER, "pictures"),
         _answer(actors.EVICTION_MANAGER, "decisions"),
@@ -55,6 +56,7 @@ async def fleet_state(pools: Mapping[PoolName, int]) -> FleetState:
         ),
         shared_pools=tuple(shared or ()),
         missing=tuple(n for n, a in zip(asked, answers, strict=True) if a is None),
+        warnings=tuple(warnings or ()),
     )
 
 

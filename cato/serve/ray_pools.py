@@ -80,6 +80,7 @@ class RayPools:
         self._ask_template_at_s: dict[PoolName, float] = {}
         self._app: ServedApplication | None = None  # Serve's last status, while not ready
         self._unplaceable = ""
+        self.warnings: tuple[str, ...] = ()  # about the latest deployment file or `user_config`
         self._unlisted: dict[PoolName, frozenset[ReplicaId]] = {}  # at the last refresh
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[str, Any] = {}  # by the actors' names
@@ -299,7 +300,9 @@ class RayPools:
     async def _refresh_topology(self) -> None:
         provisioner = actors.get(actors.PROVISIONER)
         async with asyncio.timeout(ANSWER_WITHIN_S):
-            topology: Topology | None = await provisioner.announce.remote(self._calls)
+            told: Any = (provisioner.announce.remote(self._calls), provisioner.warnings.remote())
+            topology: Topology | None
+            topology, self.warnings = await asyncio.gather(*told)
         if topology is None:
             return  # a restarted provisioner knows no topology yet
         before, self._specs = self._specs, {pool.name: pool for pool in topology.pools}

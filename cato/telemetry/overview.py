@@ -85,20 +85,23 @@ class DeploymentOverview:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """The answers of the control actors; `missing` names those that did not answer."""
+    """The answers of the control actors; `missing` names those that did not answer. `warnings` tell
+    what is wrong with the latest deployment file or `user_config`; tenants see only the first line
+    of each."""
 
     decisions: Mapping[PoolName, PoolDecisions] = field(default_factory=dict)
     residents: tuple[Resident, ...] = ()
     deployments: tuple[DeploymentOverview, ...] = ()
     shared_pools: tuple[SharedPoolPicture, ...] = ()
     missing: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """`missing` names the parts of the control plane that did not answer. `problem` says what is
-    wrong with the workflow files; the last good ones stay in use. `warnings` name SLAs that are
-    tighter than the measured baselines of their tasks.
+    wrong with the workflow files; the last good ones stay in use. `warnings` are those of the
+    fleet, and name SLAs that are tighter than the measured baselines of their tasks.
     """
 
     now_s: float
@@ -153,6 +156,7 @@ def overview(
         recent.runs,
         tuple(sorted(seen, key=attrgetter("at_s"), reverse=True)[:SHOWN_DECISIONS]),
         fleet.missing,
+        warnings=tuple(w if tenant is None else w.partition("\n")[0] for w in fleet.warnings),
         sessions=recent.sessions,
         lately=recent.lately,
         tenants=recent.tenants,

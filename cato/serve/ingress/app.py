@@ -64,14 +64,14 @@ def create_app(
 ) -> FastAPI:
     """The application with all dialects over `service`.
 
-    `ready` reports whether tasks can be served, and if not, why. `access` authenticates callers;
-    `is_private` and `proxies` describe the clients' connections to `Gate`; `pages` lists the
-    allowed web pages. `feedback` receives users' reactions to completions (None: the log). `caps`
-    limit the output of direct calls; `prompt_rules_off` names rules of `cato.wire.stable` that are
-    not applied. With `shared_prompts` tenants share the engines' prefix caches. `prices` convert
-    usage into cost. `drain` counts requests in progress. `batches` stores the files of batches;
-    `app.state.inside` serves the same paths without the gate, for callers that are already known:
-    batches.
+    `ready` reports whether tasks can be served; if not, why, and else what an operator should mend.
+    `access` authenticates callers; `is_private` and `proxies` describe the clients' connections to
+    `Gate`; `pages` lists the allowed web pages. `feedback` receives users' reactions to completions
+    (None: the log). `caps` limit the output of direct calls; `prompt_rules_off` names rules of
+    `cato.wire.stable` that are not applied. With `shared_prompts` tenants share the engines' prefix
+    caches. `prices` convert usage into cost. `drain` counts requests in progress. `batches` stores
+    the files of batches; `app.state.inside` serves the same paths without the gate, for callers
+    that are already known: batches.
     """
     ingress = Ingress(
         service,

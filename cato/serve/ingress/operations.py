@@ -43,10 +43,11 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.get("/readyz", responses=document.READY)
     async def readyz(request: Request) -> Response:
         """200 if tasks can be served, else 503 with the reason. Only clients on the server's own
-        machine get the details."""
+        machine get the details, and notes on what an operator should mend."""
         is_ready, reason = ingress.ready()
         if is_ready:
-            notes = [note for pool in ingress.service.pools() if (note := note_of(pool))]
+            notes = [reason] if reason else []
+            notes += [note for pool in ingress.service.pools() if (note := note_of(pool))]
             told = {"notes": notes} if notes and comes_from_here(request) else {}
             return JsonAnswer({"status": "ready", **told})
         if not comes_from_here(request):

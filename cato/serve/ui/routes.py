@@ -115,7 +115,7 @@ def routes(ingress: Ingress) -> APIRouter:
             pools=pools,
             tasks=tuple(_with_own_target(ingress, task) for task in found.tasks),
             problem=service.workflow_problem,
-            warnings=tuple(filter(None, told)),
+            warnings=(*found.warnings, *filter(None, told)),
         )
         known = service.records.rollouts() if caller.is_operator else {}
         return JsonAnswer(as_json(found) | {"rollouts": described(known)}, headers=NO_STORE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from store_kit import a_receipt, an_execution, facts
 from test_cli_client import cato
 
 from cato.cli.explain import rendered_session
-from cato.core.receipt import Placement
-from cato.core.tenancy import Access, ApiKey
+from cato.core.ids import RunId
+from cato.core.receipt import SUPERSEDED, Excuse, Placement
+from cato.core.tenancy import Access, ApiKey, turn_usage
 from cato.serve.access.keys import new_key
+from cato.serve.ingress.receipts import as_json
 from cato.telemetry.recent import RecentRuns
 from cato.telemetry.recent_sessions import KEPT_SESSIONS, SHOWN_SESSIONS, WINDOW_S
 
@@ -149,13 +151,25 @@ def test_a_moved_turn_says_from_where_and_a_late_session_by_how_much() -> None:
         "session": "s", "parent": "", "turn": 7, "kind": "main", "think_s": 3.0, "status": "done",
         "prompt_tokens": 100, "cached_prompt_tokens": 0, "uncached_prompt_tokens": 100,
         "output_tokens": 5, "replica": "b", "home": "a", "placement": "moved", "ttft_s": 1.0,
-        "met": False, "reason": "8 s at home", "session_slack_s": -12.0,
+        "met": False, "reason": "8 s at home", "session_slack_s": -12.0, "excuse": "",
     }  # fmt: skip
     head, table, why = rendered_session([turn]).renderables
     assert "12 s too late" in str(head)
     cells = [str(next(iter(column.cells))) for column in table.columns]  # type: ignore[union-attr]
     assert {"moved from a", "late", "b"} <= set(cells)
     assert str(why) == "turn 7, moved from a: 8 s at home"
+
+
+def test_a_superseded_turn_is_shown_as_excused_and_not_in_red() -> None:
+    replaced = a_receipt(id="r1", status="cancelled", met=False, problem=SUPERSEDED)
+    replaced = replace(replaced, session="mine", turn=1, excuse=Excuse.SUPERSEDED)
+    cut = replace(replaced, request_id=RunId("r2"), turn=2, excuse=Excuse.NONE)
+    turns = [asdict(turn_usage(as_json(receipt))) for receipt in (replaced, cut)]
+    _, table, *_ = rendered_session(turns).renderables
+    (column,) = (c for c in table.columns if c.header == "SLO")  # type: ignore[union-attr]
+    told, in_red = column.cells
+    assert (str(told), told.style) == ("excused: superseded", "")  # type: ignore[union-attr]
+    assert (str(in_red), in_red.style) == ("cancelled", "red")  # type: ignore[union-attr]
 
 
 def test_lists_of_sessions_are_bounded_and_forget_what_is_old() -> None:

@@ -92,7 +92,12 @@ async def test_a_bad_user_config_changes_nothing_and_is_told(
     (record,) = (r for r in caplog.records if r.levelno == logging.ERROR)
     assert "power-of-tow" in record.getMessage()
     assert "crads" in record.getMessage()
+    *_, problem = told.told[actors.PROVISIONER, "register"]
+    assert str(problem).startswith("the latest user_config is wrong and not used")
+    assert "crads" in str(problem)
     await control.reconfigure({})
+    *_, problem = told.told[actors.PROVISIONER, "register"]
+    assert problem == ""
     assert told.policies == PoolPolicies()
 
 

@@ -17,7 +17,7 @@ from cato.control.provisioner import ResourceProvisioner
 from cato.core.demand import CallKind, PoolDemand
 from cato.core.deployment_state import HISTORY_LOOKS
 from cato.core.errors import UnknownNameError
-from cato.core.fleet import PENDING_LIMIT_S, HostResources, ScaleTo, ServedDeployment
+from cato.core.fleet import PENDING_LIMIT_S, HostResources, ScaleTo, ServedDeployment, ServedFleet
 from cato.core.ids import DeploymentName, ModelName, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.provisioning import FleetOrchestrator
 from cato.core.scaling import Arrivals, PoolLoad, ReplicaLoad, Scale
@@ -124,13 +124,13 @@ def look(
     hosts: tuple[HostResources, ...] = HOSTS,
 ) -> list[tuple[DeploymentName, int]]:
     demands = {} if demand is None else {P: demand}
-    orders = fleet.look(now_s, 1e9 + now_s, serve, hosts, demands)
+    orders = fleet.look(now_s, 1e9 + now_s, ServedFleet(serve), hosts, demands)
     return [(o.deployment, o.replicas) for o in orders]
 
 
 def test_what_the_policy_wants_is_ordered_with_its_reason() -> None:
     fleet = a_fleet(policy=Wants([3]))
-    orders = fleet.look(0.0, 0.0, {D: served(1)}, HOSTS, {P: a_demand("d0")})
+    orders = fleet.look(0.0, 0.0, ServedFleet({D: served(1)}), HOSTS, {P: a_demand("d0")})
     assert orders == (ScaleTo(D, 3, "1 replicas; 3 wanted within 1..4; the test wants it"),)
     assert look(fleet, 1.0, {D: served(1, target=3)}, a_demand("d0")) == []
 
@@ -295,6 +295,35 @@ def test_without_a_policy_a_pool_keeps_what_was_asked_for() -> None:
         fleet.ask("dd", 1)
 
 
+def unlisted(n: int) -> ServedFleet:
+    """Serve has refused a deployment file: it tells no more than which `n` replicas run."""
+    return ServedFleet(unlisted={D: ids("d", n)})
+
+
+def test_a_pool_is_scaled_on_while_serve_lists_no_deployments() -> None:
+    policy = Wants([2])
+    fleet = a_fleet(policy=policy)
+    demand = {P: a_demand("d0", "d1")}
+    fleet.look(0.0, 0.0, ServedFleet({D: served(2)}), HOSTS, demand)
+    policy.replicas.append(3)
+    (order,) = fleet.look(1.0, 1.0, unlisted(2), HOSTS, demand)
+    assert (order.deployment, order.replicas) == (D, 3)
+    assert fleet.look(2.0, 2.0, unlisted(2), HOSTS, demand) == (order,), "Serve has not taken it"
+    fleet.ordered(D, 3)
+    assert fleet.look(3.0, 3.0, unlisted(2), HOSTS, demand) == ()
+    state = fleet.state()[D]
+    assert (state.wanted, state.target, state.running, state.starting) == (3, 3, 2, 1)
+    policy.replicas.append(1)
+    (order,) = fleet.look(4.0, 4.0, unlisted(3), HOSTS, {P: a_demand("d0", "d1", "d2")})
+    assert order.replicas == 1
+
+
+def test_a_provisioner_that_starts_while_serve_lists_no_deployments_adopts_what_runs() -> None:
+    fleet = a_fleet(policy=None)
+    assert fleet.look(0.0, 0.0, unlisted(3), HOSTS, {P: a_demand("d0")}) == ()
+    assert fleet.state()[D].wanted == 3
+
+
 def test_a_pool_that_is_left_to_serve_is_not_scaled() -> None:
     policy = Wants([3])
     spec = PoolSpec(
@@ -334,7 +363,7 @@ def test_calls_of_one_pool_announce_calls_of_another() -> None:
             P: replace(a_demand("d0"), arrived=came(refine, 5)),
             Q: replace(a_demand("e0"), arrived=came(draft, 10)),
         }
-        fleet.look(float(now_s), 0.0, serve, HOSTS, demands)
+        fleet.look(float(now_s), 0.0, ServedFleet(serve), HOSTS, demands)
     # Half of the drafts are refined, for a second each.
     assert policy.told[-1].begun == Arrivals(10, 5.0)
 
@@ -416,7 +445,7 @@ def test_orders_stay_within_the_bounds_and_the_cluster(
         demand = a_demand(
             *ready, queued=queued, running=running, arrived=Arrivals(count, 2.0 * count)
         )
-        cluster.obey(fleet.look(float(second), 0.0, serve, hosts, {P: demand}))
+        cluster.obey(fleet.look(float(second), 0.0, ServedFleet(serve), hosts, {P: demand}))
         for spec in specs:
             target = cluster.targets[spec.name]
             assert spec.min_replicas <= target <= spec.max_replicas
@@ -439,7 +468,7 @@ def test_an_idle_pool_sleeps_and_wakes_for_the_first_call() -> None:
         # A call comes at 15 s; it waits until it has a replica, and then ends.
         waits = second >= 15 and not ready and second < 20
         demand = a_demand(*ready, queued=int(waits))
-        cluster.obey(fleet.look(float(second), 0.0, serve, hosts, {P: demand}))
+        cluster.obey(fleet.look(float(second), 0.0, ServedFleet(serve), hosts, {P: demand}))
         targets.append(cluster.targets[D])
     assert targets[:5] == [1] * 5
     assert targets[6:15] == [0] * 9

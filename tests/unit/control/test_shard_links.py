@@ -222,8 +222,11 @@ def begun(
         assert not is_shared
         return await shards.dial(shard, handler)
 
+    listeners: list[Listener] = []
+
     async def take(handler: Handler, secret: bytes, name: str) -> Listener:
-        return await taken(handler, tmp_path)
+        listeners.append(await taken(handler, tmp_path))
+        return listeners[-1]
 
     monkeypatch.setattr(replica_link, "link_to_router", to_router)
     monkeypatch.setattr(replica_link, "take", take)
@@ -238,6 +241,8 @@ def begun(
     yield begin
     for task in replicas:
         task.cancel()
+    for listener in listeners:
+        listener.close()
 
 
 async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -389,7 +390,9 @@ def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
     asyncio.run(scenario())
 
 
-def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more() -> None:
+def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario() -> None:
         spec = a_pool(JAVA, slots=2, max_running=1)
         async with (
@@ -412,6 +415,9 @@ def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more() -> 
             other.slots.leave(books(pool).slots.have_left)
             other.report(report_of(slot))
             assert other.picture().slots == ()
+            assert not caplog.records, "it leaves as planned"
+            books(pool).lose(again.replica_id, "its link ended")
+            assert [r.levelno for r in caplog.records] == [logging.WARNING]
 
     asyncio.run(scenario())
 

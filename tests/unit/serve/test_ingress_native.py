@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, an_access, running, sse_events
+from test_ingress_templates import near
+from test_keys import foreign
 
 from cato.serve.ingress.app import create_app
 
@@ -215,3 +217,17 @@ async def test_health_is_always_ok_but_readiness_gives_its_reason(tmp_path: Path
     assert health.json() == {"status": "ok"}
     assert ready.status_code == 503
     assert ready.json()["reason"] == "no replica of sim-fast yet"
+
+
+async def test_a_server_that_is_ready_tells_its_operator_alone_what_to_mend(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit:
+        app = create_app(
+            kit.service,
+            max_body_bytes=1,
+            ready=lambda: (True, "the last deployment failed"),
+            access=an_access(),
+        )
+        async with near(app) as here, foreign(app) as far:
+            mine, theirs = await here.get("/readyz"), await far.get("/readyz")
+    assert mine.json() == {"status": "ready", "notes": ["the last deployment failed"]}
+    assert theirs.json() == {"status": "ready"}

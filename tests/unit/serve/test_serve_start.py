@@ -32,9 +32,11 @@ from cato.serve.engines_app import (
     ServedApplication,
     ServedPart,
     last_words,
+    refusal,
     why_unplaceable,
 )
 from cato.serve.ingress.app import create_app
+from cato.serve.keeper import MARK_VARIABLE, new_mark
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo
 from cato.serve.ports import free_port
@@ -43,7 +45,23 @@ from cato.serve.service import TaskService
 from cato.store.store import MetadataStore
 
 ROOT = Path(__file__).resolve().parents[3]
+HAPROXY = {"RAY_SERVE_HAPROXY_METRICS_PORT": "1", "RAY_SERVE_HAPROXY_STATS_PORT": "2"}
 CHAT = {"model": "fast", "messages": [{"role": "user", "content": "x"}]}
+
+
+# Another `cato serve` on this host
+
+
+def test_the_ports_of_a_serve_that_has_only_been_started_are_left_to_it() -> None:
+    """Its HAProxy listens half a minute later; both would number their replicas' ports alike."""
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK_VARIABLE: new_mark()})
+    try:
+        own = serve_command.beside_another(HAPROXY)
+    finally:
+        other.kill()
+        other.wait()
+    first, last = (own[f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT"] for end in ("MIN", "MAX"))
+    assert 20_000 <= int(first) < int(last) < 29_000
 
 
 # Files
@@ -289,6 +307,24 @@ def test_an_application_that_could_not_be_built_is_a_failure_too() -> None:
     problem = "cato.core.errors.ConfigError: 1 problem:\n  profiles/x.yaml: wrong"
     app = ServedApplication(ServedPart(FAILED, f"Traceback ...\n  File\n{problem}"))
     assert app.failure == f"the engines failed to deploy\n{problem}"
+
+
+def test_a_refused_deployment_file_is_told_with_what_runs_on_and_what_to_do() -> None:
+    problem = "cato.core.errors.ConfigError: 1 problem:\n  profiles/x.yaml: wrong"
+    refused = ServedApplication(ServedPart(FAILED, f"Traceback ...\n  File\n{problem}"))
+    first, _, details = refusal("engines", refused).partition("\n")
+    assert first == (
+        "the last deployment of the application engines failed, so what ran before it stays in "
+        "use: correct the deployment file and deploy it again"
+    )
+    assert details == problem
+
+
+def test_a_deployment_that_does_not_come_up_is_told_by_name() -> None:
+    parts = {"fast": ServedPart(FAILED, TRACE), "large": ServedPart("HEALTHY")}
+    told = refusal("engines", ServedApplication(ServedPart(FAILED, "x"), parts))
+    assert told.startswith("the last deployment of the application engines failed (fast): correct")
+    assert refusal("engines", ServedApplication(ServedPart("RUNNING"), parts)) == ""
 
 
 @pytest.mark.parametrize(

@@ -389,3 +389,9 @@ async def test_the_loads_of_a_shared_pool_are_decisions_with_what_had_to_go() ->
     assert "2 loads, 1 evictions" in shared.note
     everything = overview([], fleet, RecentOverview(), tenant=None)
     assert sorted(d.kind for d in everything.decisions) == ["dispatch", "dispatch", "load", "load"]
+
+
+def test_tenants_see_that_a_deployment_failed_and_operators_why() -> None:
+    fleet = FleetState(warnings=("the last deployment failed\nConfigError: key is wrong",))
+    seen = {t: overview([], fleet, RecentOverview(), tenant=t).warnings for t in (None, "red")}
+    assert seen == {None: fleet.warnings, "red": ("the last deployment failed",)}

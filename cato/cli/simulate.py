@@ -136,6 +136,8 @@ def simulate(
             keep,
         )
         _check_taken(options, chosen, is_scenario=scenario is not None)
+        if seeds and chosen is not None and "draw" in chosen.takes:
+            raise typer.BadParameter(f"`{chosen.name}` takes its seeds from --seed, not --seeds")
         if chosen is None:
             if policy or metric or json_file:
                 raise typer.BadParameter("`papers` takes no --policy, --metric or --json")

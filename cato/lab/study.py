@@ -111,6 +111,10 @@ def _nothing(options: Options, samples: Sequence[Sample]) -> Mapping[str, object
     return {}
 
 
+def _accept(options: Options) -> None:
+    """For studies that read no file."""
+
+
 def chosen_arms(study: Study, options: Options) -> list[str]:
     """The arms asked for, or the default ones; raise `UnknownNameError`."""
     for name in options.policies:
@@ -148,8 +152,8 @@ class Study:
     and arms. `compared`: metrics for which differences between the `reference` and the other arms
     are reported. `means`: the report's rows. `extra`: further data for plots. `quick_seeds`: number
     of seeds when quick (0: all). `run`: replaces the loop over arms, cells and seeds. `unseeded`:
-    arms that run with the first seed alone. `called`: an arm, in an error. `takes`: as
-    `Experiment` has it.
+    arms that run with the first seed alone. `called`: an arm, in an error. `takes` and `metrics`:
+    as `Experiment` has them. `check`: reads the files that a run will read; raises `InputError`.
     """
 
     name: str
@@ -170,6 +174,8 @@ class Study:
     unseeded: tuple[str, ...] = ()
     called: str = "policy"
     takes: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    check: Callable[[Options], object] = _accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,7 @@ def as_experiment(study: Study) -> Experiment:
     def run(options: Options, progress: Progress) -> Report:
         if options.quick and study.quick_seeds:
             options = replace(options, seeds=options.seeds[: study.quick_seeds])
+        study.check(options)
         return study.run(study, options, progress)
 
     return Experiment(
@@ -203,4 +210,5 @@ def as_experiment(study: Study) -> Experiment:
         study.plot,
         study.headlines,
         study.takes,
+        study.metrics,
     )

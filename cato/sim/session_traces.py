@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from dataclasses import dataclass
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +64,14 @@ def read_sessions(path: Path) -> list[RecordedSession]:
             for number, line in enumerate(lines, 1):
                 try:
                     found.append(_session(json.loads(line)))
-                except (KeyError, TypeError, ValueError, IndexError) as exc:
+                except (KeyError, TypeError, ValueError, IndexError, OverflowError) as exc:
                     rule = f"{type(exc).__name__}: {exc}"
                     raise InputError(f"{path}, line {number}: no session ({rule})") from exc
+    except UnicodeDecodeError as exc:
+        raise InputError(f"{path}: not UTF-8 text; a compressed trace ends in .gz") from exc
+    except (EOFError, zlib.error) as exc:
+        after = f"after {len(found)} whole sessions"
+        raise InputError(f"{path}: cut off or damaged {after} ({exc}); copy it again") from exc
     except OSError as exc:
         raise InputError(f"{path}: {exc}") from exc
     if not found:
@@ -84,11 +91,17 @@ def _session(row: dict[str, Any]) -> RecordedSession:
             raise ValueError(f"turn {i} follows a turn that is not before it")
         tools, system = turn.get("shared") or (row["shared"] if i == 0 else (0, 0))
         hit = int(turn["hit"]) if base is not None else 0
+        gap_s, prompt_tokens, output_tokens = float(turn["gap"]), int(turn["in"]), int(turn["out"])
+        if prompt_tokens < 1 or min(output_tokens, hit, tools, system) < 0 or hit > prompt_tokens:
+            counts = f"in {prompt_tokens}, out {output_tokens}, hit {hit}, shared {tools}, {system}"
+            raise ValueError(f"turn {i} has impossible token counts: {counts}")
+        if not (gap_s >= 0 and isfinite(gap_s)):
+            raise ValueError(f"turn {i} has a gap of {gap_s:g} s")
         turns.append(
             Turn(
-                float(turn["gap"]),
-                int(turn["in"]),
-                max(1, int(turn["out"])),
+                gap_s,
+                prompt_tokens,
+                max(1, output_tokens),
                 hit,
                 base,
                 tuple(after),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import TextIO
 
@@ -76,6 +77,11 @@ def load_azure(path: Path) -> tuple[TraceRow, ...]:
                     "tokens; a request has at least 0 and 1: remove the line"
                 )
             first = first or arrived_at
+            if (arrived_at.tzinfo is None) != (first.tzinfo is None):
+                raise InputError(
+                    f"{path}:{reader.line_num}: {at!r} and the first row's time must both name "
+                    "their zone, or neither"
+                )
             arrived_at_s = (arrived_at - first).total_seconds()
             if rows and arrived_at_s < rows[-1].arrived_at_s:
                 raise InputError(
@@ -122,6 +128,8 @@ def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:
                     f"{path}:{reader.line_num}: expected seconds, a model and two token "
                     f"counts, found {','.join(fields)!r}; fix or remove the line"
                 ) from exc
+            if not isfinite(at_s):
+                raise InputError(f"{path}:{reader.line_num}: {fields[0]!r} is no time; remove it")
             if output < 1:
                 continue
             first_s = at_s if first_s is None else first_s
@@ -207,3 +215,5 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise InputError(f"{path}: cannot be read ({exc.strerror}); check the path") from exc
     except UnicodeDecodeError as exc:
         raise InputError(f"{path}: not UTF-8 text; convert the file") from exc
+    except csv.Error as exc:
+        raise InputError(f"{path}: no CSV file ({exc}); check the path") from exc

@@ -36,6 +36,7 @@ def test_a_fifth_of_the_calls_are_completions_and_all_are_in_time_where_little_r
     options = Options((1, 2), trace=trace, quick=True, users=(2.0,))
     report = as_experiment(agents_and_completions.STUDY).run(options, silent)
     assert report.seeds == (1,)
+    assert {m.metric for m in report.means} == set(agents_and_completions.STUDY.metrics)
     for arm in ("foresight", "sticky"):
         here = {"profile": "large", "completions": 0.2}
         turns = report.mean("turns", arm, **here).mean

@@ -20,7 +20,7 @@ from cato.lab.experiments import (
     saber,
     tempo,
 )
-from cato.lab.registry import experiment
+from cato.lab.registry import STUDIES, experiment
 from cato.policies import schedulers
 from cato.sim.drawn_calls import CallSpec
 from cato.sim.experiment import Options, silent
@@ -55,8 +55,11 @@ def a_scenario() -> Scenario:
 
 
 def least_of_every_policy(report: Report) -> set[str]:
-    """The metrics that all policies have in all settings; the report must be valid JSON."""
+    """The metrics that all policies have in all settings; the report must be valid JSON, and has
+    the metrics that its study names, if it names any."""
     assert json.loads(report.to_json())["means"]
+    named = experiment(report.experiment).metrics if report.experiment in STUDIES else ()
+    assert not named or {m.metric for m in report.means} == set(named)
     found: dict[tuple[object, str], set[str]] = {}
     for m in report.means:
         found.setdefault((tuple(m.setting.items()), m.policy), set()).add(m.metric)

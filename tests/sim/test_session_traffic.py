@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+from cato.lab.registry import experiment
 from cato.lab.studies import agent_fleet, agents, agents_search
 from cato.lab.study import as_experiment
 from cato.policies import schedulers
@@ -165,6 +167,12 @@ def test_sessions_stay_where_their_context_is(tmp_path: Path, scheduler: str) ->
         ("{", "JSONDecodeError"),
         ('{"id": "a"}', "KeyError"),
         (json.dumps(a_session("a", a_turn(10, 0, base=3))), "not before it"),
+        (json.dumps(a_session("a", a_turn(0, 0))), "turn 0 has impossible token counts: in 0"),
+        (json.dumps(a_session("a", a_turn(10, 0), a_turn(20, 21))), "turn 1 has .* hit 21"),
+        (json.dumps(a_session("a", a_turn(10, 0, out=-1))), "out -1"),
+        (json.dumps(a_session("a", a_turn(10, 0, gap=-1.0))), "gap of -1 s"),
+        (json.dumps(a_session("a", a_turn(10, 0, gap=float("nan")))), "gap of nan s"),
+        (json.dumps(a_session("a", a_turn(10, 0))).replace("10", "1e999", 1), "infinity"),
     ],
 )
 def test_a_line_that_is_no_session_is_named(tmp_path: Path, line: str, why: str) -> None:
@@ -172,6 +180,37 @@ def test_a_line_that_is_no_session_is_named(tmp_path: Path, line: str, why: str)
     path.write_text(json.dumps(LONG) + "\n" + line + "\n")
     with pytest.raises(InputError, match=f"line 2: .*{why}"):
         read_sessions(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "why"),
+    [
+        ("a.jsonl.gz", lambda data: data[: len(data) // 2], r"cut off .* after \d+ whole sessions"),
+        ("a.jsonl.gz", lambda data: data[:-20] + bytes(12) + data[-8:], "damaged"),
+        ("a.jsonl.gz", lambda data: b'{"id": "a"}', "[Nn]ot a gzipped file"),
+        ("a.jsonl", lambda data: data, r"not UTF-8 text; a compressed trace ends in \.gz"),
+    ],
+)
+def test_a_damaged_trace_is_refused_as_a_file(
+    tmp_path: Path, name: str, damage: Callable[[bytes], bytes], why: str
+) -> None:
+    rows = [LONG | {"id": f"{i * 7919 % 1000}"} for i in range(200)]
+    path = tmp_path / name
+    path.write_bytes(damage(a_trace(tmp_path, *rows).read_bytes()))
+    with pytest.raises(InputError, match=why):
+        read_sessions(path)
+
+
+def test_a_damaged_trace_is_found_before_the_first_cell_runs(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("{")
+    begun: list[int] = []
+    for name in ("agents", "agents-and-completions", "robustness"):
+        with pytest.raises(InputError, match="line 1: no session"):
+            experiment(name).run(
+                Options((1,), trace=path, quick=True), lambda done, of: begun.append(done)
+            )
+    assert not begun
 
 
 def test_the_study_repeats_itself_and_names_what_it_measured(
@@ -185,6 +224,7 @@ def test_the_study_repeats_itself_and_names_what_it_measured(
     report = study.run(options, silent)
     assert study.run(options, silent).to_json() == report.to_json()
     assert report.seeds == (1,)
+    assert {m.metric for m in report.means} == set(agents.STUDY.metrics)
     assert report.mean("hit_rate", "sticky", profile="large", users_per_card=1.0).mean > 0.5
     rows = json.loads(report.to_json())["extra"]["rows"]
     assert [(r["profile"], r["scheduler"]) for r in rows] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cato.core.errors import InputError
-from cato.sim.traces import TokenPair, TraceRow, load_azure, load_pairs
+from cato.sim.traces import TokenPair, TraceRow, load_azure, load_pairs, load_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
@@ -37,6 +37,7 @@ def test_arrivals_count_from_the_first_row(tmp_path: Path) -> None:
         ("2023-11-16 18:17:04,3180", "two token counts"),
         ("2023-11-16 18:17:04,3180,0", "at least 0 and 1"),
         ("2023-11-16 18:17:02,3180,8", "sort the file"),
+        ("2023-11-16 18:17:04Z,3180,8", "name their zone, or neither"),
     ],
 )
 def test_names_the_malformed_line(tmp_path: Path, line: str, problem: str) -> None:
@@ -52,6 +53,11 @@ def test_refuses_another_header_an_empty_trace_and_a_missing_file(tmp_path: Path
         load_azure(a_file(tmp_path, "b.csv", HEADER))
     with pytest.raises(InputError, match="check the path"):
         load_azure(tmp_path / "c.csv")
+    with pytest.raises(InputError, match=r"d\.csv: no CSV file"):
+        load_trace(a_file(tmp_path, "d.csv", "x" * 200_000))
+    burst = "Timestamp,Model,Request tokens,Response tokens"
+    with pytest.raises(InputError, match=r"e\.csv:2: 'nan' is no time"):
+        load_trace(a_file(tmp_path, "e.csv", burst, "nan,ChatGPT,10,5"))
 
 
 def test_pairs_from_json_lines_go_from_description_to_code(tmp_path: Path) -> None:

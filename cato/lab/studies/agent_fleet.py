@@ -26,6 +26,7 @@ from cato.core.profile import Profile
 from cato.core.topology import CARD_PROMPT_TOKENS, CARD_STEP_TOKENS
 from cato.lab.study import NO_POLICIES, Cell
 from cato.profiles.load import load_profile
+from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
 from cato.sim.report import Setting
 from cato.sim.session_traces import RecordedSession, read_sessions
@@ -101,6 +102,17 @@ BLOCK_TOKENS = 64
 WARM_UP_S, COUNTED_S = 900.0, 3300.0
 # Time that the last turns get to end.
 GRACE_S = 60.0
+METRICS = (
+    "turns",
+    "in_time",
+    "refused",
+    "hit_rate",
+    "ttft_s_p50",
+    "ttft_s_p95",
+    "ttft_s_max",
+    "turn_rate",
+)
+"""What `metrics_of` measures."""
 # Parts of a trace.
 TUNED_ON, REPORTED, ALL = "tuned on", "reported", "all"
 STICKY = "sticky"
@@ -112,6 +124,11 @@ def halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSess
     sessions = read_sessions(trace)
     middle = len(sessions) // 2
     return tuple(sessions[:middle]), tuple(sessions[middle:])
+
+
+def check_trace(options: Options) -> None:
+    """Read the recorded sessions; raise `InputError` when that fails."""
+    halves(options.needed("trace"))
 
 
 @cache

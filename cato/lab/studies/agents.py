@@ -15,6 +15,7 @@ from cato.lab.studies.agent_fleet import (
     CARDS,
     DUE_CARDS,
     FETCH,
+    METRICS,
     REPLICAS,
     STICKY,
     STOCK,
@@ -22,6 +23,7 @@ from cato.lab.studies.agent_fleet import (
     Card,
     card_profile,
     cell_of,
+    check_trace,
 )
 from cato.lab.studies.agents_search import (
     CLOSE_USERS,
@@ -213,4 +215,6 @@ STUDY = Study(
     quick_seeds=1,
     run=run,
     takes=("users",),
+    metrics=("users_in_time", "turn_rate_there", *METRICS),
+    check=check_trace,
 )

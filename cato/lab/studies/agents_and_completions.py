@@ -175,4 +175,6 @@ STUDY = Study(
     quick_arms=(FORESIGHT, STICKY),
     quick_seeds=1,
     takes=("users",),
+    metrics=(*agent_fleet.METRICS, "completions", COMPLETIONS, "completions_ttft_s_p95"),
+    check=agent_fleet.check_trace,
 )

@@ -37,6 +37,7 @@ from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
+from cato.sim.metrics import NAMES
 from cato.sim.report import Report
 from cato.sim.session_traces import RecordedSession
 from cato.sim.tasks import SimNode, SimTask
@@ -221,4 +222,5 @@ STUDY = Study(
     ("slo_attainment",),
     quick_seeds=3,
     reference=ALL,
+    metrics=("coverage", "pinball_loss_tokens", *NAMES),
 )

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from cato.core.errors import InputError
-from cato.lab.studies import matrix, matrix_cells
+from cato.lab.studies import agent_fleet, matrix, matrix_cells
 from cato.lab.study import Cell, Study, chosen_arms
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options, Progress
@@ -45,6 +45,7 @@ COLOURED_POINTS = 10.0
 METRIC, REGRET = "slo_attainment", "regret"
 # Calls of a run. In a closed loop the share in time alone rewards idle accelerators.
 IN_TIME, ANSWERS = "answers_in_time", "answers"
+METRICS = (REGRET, METRIC, "wait_s_max", IN_TIME, ANSWERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,12 @@ def cells(options: Options) -> list[Cell]:
         if options.quick:
             scenes = [s for s in scenes if _is_quick(s)]
     return [matrix_cells.cell_of(s, trace) for s in scenes]
+
+
+def _check(options: Options) -> None:
+    """Read the sessions, if any; raise `InputError` when that fails."""
+    if options.trace is not None:
+        agent_fleet.check_trace(options)
 
 
 def _is_quick(scene: matrix.Scene) -> bool:
@@ -262,8 +269,10 @@ STUDY = Study(
     cells,
     targets,
     plot,
-    (REGRET, METRIC, "wait_s_max", IN_TIME, ANSWERS),
+    METRICS,
     quick_arms=QUICK_ARMS,
     run=run,
     takes=("cells", "draw", "kept"),
+    metrics=METRICS,
+    check=_check,
 )

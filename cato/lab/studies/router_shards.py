@@ -27,7 +27,7 @@ from cato.policies.schedulers import FORESIGHT, OF_PROFILE
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.metrics import metrics_of
+from cato.sim.metrics import NAMES, metrics_of
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.shards import Choice, ShardedFleet
 from cato.sim.tasks import Outcome, SimNode, SimTask
@@ -131,6 +131,7 @@ ARMS: dict[str, tuple[int, Callable[[int], Choice]]] = {
     "4-shards-two-choices": (4, partial(ShortestQueue, looks_at=2)),
 }
 OURS = ("2-shards", "4-shards", "16-shards")
+OF_SHARDS = ("worst_tenant", "superseded", "largest_share")
 
 
 def measured(load: float, replicas: int, arm: str, seed: int) -> Mapping[str, float]:
@@ -220,6 +221,7 @@ STUDY = Study(
     _plot,
     ("slo_attainment", "worst_tenant", "ttft_s_p95", "superseded", "largest_share"),
     reference="4-shards",
+    metrics=(*NAMES, *OF_SHARDS),
     quick_arms=(ONE, "4-shards", "4-shards-at-random", "4-shards-shortest-queue"),
     quick_seeds=3,
 )

@@ -318,6 +318,19 @@ def test_a_metric_that_no_scenario_has_is_refused_before_its_run(tmp_path: Path)
     assert "mean ±" not in result.stdout
 
 
+@pytest.mark.parametrize("name", ["completions", "agents", "robustness", "saber-rq1"])
+def test_a_metric_that_no_arm_of_a_study_has_is_refused_before_its_run(name: str) -> None:
+    result = cato("simulate", name, "--metric", "slo_atainment")
+    assert result.exit_code == 2
+    assert "no metric 'slo_atainment' in this report" in words(result)
+
+
+def test_a_study_that_draws_its_seeds_takes_no_others() -> None:
+    result = cato("simulate", "robustness", "--seeds", "100-103")
+    assert result.exit_code == 2
+    assert "takes its seeds from --seed, not --seeds" in words(result)
+
+
 def test_options_that_a_plan_or_a_scenario_would_not_read_are_refused(tmp_path: Path) -> None:
     path, trace = a_scenario(tmp_path), a_trace(tmp_path)
     for arguments, option in (

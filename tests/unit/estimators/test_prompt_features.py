@@ -71,6 +71,7 @@ def test_a_forest_that_sees_the_fences_bounds_what_they_tell(
     (tmp_path / "pairs.json").write_text("\n".join(rows))
     options = Options((1,), ("all features", "prompt length"), dataset=tmp_path)
     report = as_experiment(study("length-features")).run(options, silent)
+    assert {m.metric for m in report.means} == set(study("length-features").metrics)
     seeing, blind = (
         report.mean("pinball_loss_tokens", arm).mean for arm in ("all features", "prompt length")
     )

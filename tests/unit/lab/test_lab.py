@@ -44,6 +44,7 @@ def test_a_study_runs_its_arms_on_the_same_arrivals_and_repeats_itself(
     ran = as_experiment(completions.STUDY)
     report = ran.run(options, silent)
     assert ran.run(options, silent).to_json() == report.to_json()
+    assert {m.metric for m in report.means} == set(ran.metrics)
     assert {m.policy for m in report.means} == {"foresight", "power-of-two"}
     for mean in report.means:
         if mean.metric == "finished":

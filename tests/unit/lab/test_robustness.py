@@ -227,5 +227,6 @@ def test_a_small_cell_runs_and_repeats_itself(monkeypatch: pytest.MonkeyPatch) -
     study = as_experiment(robustness.STUDY)
     report = study.run(options, silent)
     assert report.to_json() == study.run(options, silent).to_json()
+    assert {m.metric for m in report.means} == set(study.metrics)
     assert report.mean("slo_attainment", FORESIGHT, seeds="fresh").mean > 0.95
     assert matrix_cells.TRAFFIC["64/20"][0].metric is SloMetric.TTFT

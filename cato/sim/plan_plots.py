@@ -53,7 +53,7 @@ def plot(report: Report, folder: Path) -> tuple[Path, ...]:
     means = [m for m in report.means if m.metric == "slo_attainment"]
     for scheduler in dict.fromkeys(m.policy for m in means):
         mine = sorted(
-            (float(m.setting["all replicas"]), 100 * m.mean, 196 * m.stderr)
+            (float(m.setting["all replicas"]), 100 * m.mean, 100 * plots.margin(m))
             for m in means
             if m.policy == scheduler
         )

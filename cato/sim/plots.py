@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ matplotlib.use("Agg")  # files, no window
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.special import stdtrit
 
 from cato.sim.looks import look_of
 from cato.sim.report import Mean
@@ -30,11 +31,17 @@ def figure(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     return fig, [a for row in axes for a in row]
 
 
+def margin(mean: Mean) -> float:
+    """Half of the 95 % interval of a mean, by Student's t: with two seeds it is 6.5 times as wide
+    as a normal law has it. nan for one seed, which has no interval."""
+    return float(stdtrit(mean.n - 1, 0.975)) * mean.stderr if mean.n > 1 else nan
+
+
 def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float = 1.0) -> None:
     """One line per policy of `means` (of one metric) over `setting[x]`, with 95 % intervals."""
     for policy in dict.fromkeys(m.policy for m in means):
         points = sorted(
-            (float(m.setting[x]), m.mean * scale, 1.96 * m.stderr * scale)
+            (float(m.setting[x]), m.mean * scale, margin(m) * scale)
             for m in means
             if m.policy == policy
         )
@@ -82,7 +89,7 @@ def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, labe
             xs,
             [mine[g].mean for g in groups],
             width,
-            yerr=[1.96 * mine[g].stderr for g in groups],
+            yerr=[margin(mine[g]) for g in groups],
             label=policy,
             color=look_of(_figure_of(axes), policy).color,
             capsize=2,

@@ -112,7 +112,7 @@ def _bars(report: Report) -> Figure:
             [groups.index(g) + (i - (len(policies) - 1) / 2) * width for g in present],
             [100 * mine[g].mean for g in present],
             width,
-            yerr=[196 * mine[g].stderr for g in present],
+            yerr=[100 * plots.margin(mine[g]) for g in present],
             label=policy,
             capsize=2,
         )

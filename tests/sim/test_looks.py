@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan, nan
+
 import pytest
 
 from cato.lab.experiments import cato_rq, cato_rq4, saber, tempo_variants
@@ -45,3 +47,11 @@ def test_the_legend_names_each_policy_once_and_covers_no_axes() -> None:
     fig.canvas.draw()
     box = fig.legends[0].get_window_extent()
     assert not any(box.overlaps(a.get_window_extent()) for a in axes)
+
+
+def test_an_interval_of_few_seeds_is_as_wide_as_students_law_says() -> None:
+    """Tables of t for a two-sided 95 %: 12.706 with one degree of freedom, 2.262 with nine."""
+    for seeds, t in ((2, 12.706), (10, 2.262), (10_000, 1.96)):
+        mean = Mean({"load": 1.0}, "cato", "x", 0.5, 0.01, seeds)
+        assert plots.margin(mean) == pytest.approx(0.01 * t, rel=1e-3)
+    assert isnan(plots.margin(Mean({"load": 1.0}, "cato", "x", 0.5, nan, 1)))

@@ -45,7 +45,7 @@ def by_variant(report: Report, folder: Path) -> list[Path]:
         setting = dict(items)
         means = [m for m in report.means if m.metric == "hit_rate" and m.setting == setting]
         names = [m.policy for m in means]
-        ax.barh(names, [m.mean for m in means], xerr=[1.96 * m.stderr for m in means], capsize=2)
+        ax.barh(names, [m.mean for m in means], xerr=[plots.margin(m) for m in means], capsize=2)
         ax.invert_yaxis()
         ax.set_xlabel("hit rate")
         ax.set_title(f"{setting['pattern']}, {setting['rate_per_s']}/s, in order", fontsize=10)

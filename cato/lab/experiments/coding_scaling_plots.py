@@ -42,7 +42,7 @@ def _plot_bars(report: Report, folder: Path) -> Path:
         ax.barh(
             names,
             [100 * means[n].mean for n in names],
-            xerr=[196 * means[n].stderr for n in names],
+            xerr=[100 * plots.margin(means[n]) for n in names],
             capsize=2,
         )
         ax.invert_yaxis()

@@ -32,7 +32,7 @@ from cato.lab.experiments.length_models import (
 )
 from cato.lab.study import Measured, Study, Trial, all_compared
 from cato.sim.experiment import Options, Progress
-from cato.sim.plots import figure, save
+from cato.sim.plots import figure, margin, save
 from cato.sim.report import Mean, Report, Sample, Target, mean_and_stderr
 
 GROUP = 7
@@ -195,7 +195,7 @@ def plot(report: Report, folder: Path) -> Sequence[Path]:
             axes.errorbar(
                 [float(m.setting["generated_tokens"]) for m in means],
                 [m.mean for m in means],
-                yerr=[1.96 * m.stderr for m in means],
+                yerr=[margin(m) for m in means],
                 linestyle=style,
                 marker="o",
                 markersize=3,

@@ -240,7 +240,7 @@ def _readings(report: Report, folder: Path) -> tuple[Path, ...]:
     for ax, workload in zip(axes, WORKLOADS, strict=True):
         mine = [m for m in rows if m.setting["workload"] == workload]
         labels = [f"{m.policy.removeprefix('annealing-')}, {m.setting['max_batch']}" for m in mine]
-        ax.barh(labels, [m.mean for m in mine], xerr=[1.96 * m.stderr for m in mine])
+        ax.barh(labels, [m.mean for m in mine], xerr=[plots.margin(m) for m in mine])
         ax.axvline(1.0, color="gray", linewidth=0.8)
         ax.set_xlabel("G over that of the corrected annealing")
         ax.set_title(f"{workload}, n = {READINGS_AT}, by error and batch cap")

@@ -200,7 +200,7 @@ def plot_ablation(report: Report, folder: Path) -> Sequence[Path]:
         ax.barh(
             [m.policy for m in rows],
             [m.mean * scale for m in rows],
-            xerr=[1.96 * m.stderr * scale for m in rows],
+            xerr=[plots.margin(m) * scale for m in rows],
             capsize=2,
         )
         ax.invert_yaxis()

@@ -70,17 +70,26 @@ def paired_difference(
     return _interval(float(value), differences)
 
 
-def mean_interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> Interval:
+def mean_interval(
+    rounds: Sequence[Sequence[float]],
+    seed: int = 0,
+    groups: Sequence[Sequence[str]] | None = None,
+) -> Interval:
     """The mean of all values, with its 95 % interval.
 
     A two-stage bootstrap: rounds are drawn with replacement, then values within each, because the
-    tasks of a round share its arrivals. A single round gives only the spread of its tasks, which is
-    too narrow, because queueing tasks are correlated. For two arms pass the differences by task.
-    Raise ValueError for a round without values, or no rounds.
+    tasks of a round share its arrivals. `groups` names the group of each value, such as the session
+    of a turn: then whole groups are drawn, because their values are correlated. A single round
+    gives only the spread of its tasks, which is too narrow, because queueing tasks are correlated;
+    so are the intervals of few rounds: of two rounds of 150 tasks whose means scatter by ten points
+    they contain the true mean in 72 % of cases, of three in 82 %. For two arms pass the differences
+    by task. Raise ValueError for a round without values, or no rounds.
     """
     if not rounds or not all(len(r) for r in rounds):
         raise ValueError("every round needs at least one value")
     draw = np.random.default_rng(seed)
+    if groups is not None:
+        return _of_groups(rounds, groups, draw)
     if len({len(r) for r in rounds}) > 1:
         return _of_unequal([np.array(r, dtype=np.float64) for r in rounds], draw)
     values = np.array(rounds, dtype=np.float64)
@@ -101,6 +110,24 @@ def _of_unequal(rounds: Sequence[NDArray[np.float64]], draw: np.random.Generator
         again = [r[draw.integers(len(r), size=len(r))] for r in chosen]
         means[i] = np.concatenate(again).mean()
     return _interval(float(np.concatenate(rounds).mean()), means)
+
+
+def _of_groups(
+    rounds: Sequence[Sequence[float]], groups: Sequence[Sequence[str]], draw: np.random.Generator
+) -> Interval:
+    """The same for rounds whose groups are drawn as a whole."""
+    tables = []
+    for values, names in zip(rounds, groups, strict=True):
+        _, which = np.unique(list(names), return_inverse=True)
+        sums = np.bincount(which, np.array(values, dtype=np.float64))
+        tables.append(np.stack((sums, np.bincount(which)), axis=1))
+    means = np.empty(RESAMPLES)
+    for i in range(RESAMPLES):
+        chosen = [tables[k] for k in draw.integers(len(tables), size=len(tables))]
+        total, count = sum([t[draw.integers(len(t), size=len(t))].sum(axis=0) for t in chosen])
+        means[i] = total / count
+    total, count = np.concatenate(tables).sum(axis=0)
+    return _interval(float(total / count), means)
 
 
 def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:

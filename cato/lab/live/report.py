@@ -19,6 +19,8 @@ from cato.sim.tasks import SimTask
 # Above this CPU load the numbers say more about the machine than about the policies.
 BUSY = 0.8
 SHOWN_PROBLEMS = 5
+# With fewer rounds a bootstrap underestimates how they differ.
+ENOUGH_SEEDS = 5
 BIN_S = 10.0
 METRICS = ("ttft", "e2e")
 
@@ -141,6 +143,16 @@ def _offered(runs: Sequence[Run], subject: Subject) -> dict[str, Any]:
     return {"offered": offered}
 
 
+def _groups(runs: Sequence[Run]) -> list[list[str]] | None:
+    """The session of each turn, by run: turns of a session are correlated; None without sessions.
+
+    A sub-agent's calls belong to the session that started it.
+    """
+    if not any(s.task.sim.session for r in runs for s in r.seen):
+        return None
+    return [[s.task.sim.session.partition("/")[0] for s in r.seen] for r in runs]
+
+
 def _met(run: Run) -> list[float]:
     return [float(s.is_met) for s in run.seen]
 
@@ -158,8 +170,10 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
     seen = [s for r in runs for s in r.seen]
     found: dict[str, Any] = {
         "tasks": len(seen),
-        "attainment": _interval(mean_interval([_met(r) for r in runs])),
-        "attainment_at_client": _interval(mean_interval([_met_at_client(r) for r in runs])),
+        "attainment": _interval(mean_interval([_met(r) for r in runs], groups=_groups(runs))),
+        "attainment_at_client": _interval(
+            mean_interval([_met_at_client(r) for r in runs], groups=_groups(runs))
+        ),
         "by_task": _by_task(seen),
         "lost": sum(_lost(runs)),
         **_cpu(runs),
@@ -233,7 +247,7 @@ def _points(
         [100 * (a - b) for a, b in zip(of_left(r), right_by_seed[r.seed], strict=True)]
         for r in left
     ]
-    return _interval(mean_interval(rounds))
+    return _interval(mean_interval(rounds, groups=_groups(left)))
 
 
 def _by_task(seen: Sequence[Seen]) -> dict[str, float]:
@@ -414,9 +428,16 @@ def _remarks(report: Mapping[str, Any]) -> Text:
             "say more about the machine than about the policies; use a larger --slowdown\n",
             style="yellow",
         )
-    if len(report["settings"]["seeds"]) == 1:
+    seeds = len(report["settings"]["seeds"])
+    if seeds == 1:
         remarks.append(
             "one seed: the intervals show the spread of its tasks only and are too narrow\n",
+            style="yellow",
+        )
+    elif seeds < ENOUGH_SEEDS:
+        remarks.append(
+            f"{seeds} seeds: the intervals know little of how rounds differ and may be too narrow; "
+            f"take {ENOUGH_SEEDS}\n",
             style="yellow",
         )
     if report["simulated_engines"]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cato.lab.intervals import paired_difference, summary
+from cato.lab.intervals import mean_interval, paired_difference, summary
 
 finite = st.floats(0, 1e3, allow_nan=False)
 rounds_of_one_size = st.integers(1, 4).flatmap(
@@ -62,6 +62,26 @@ def test_rounds_that_do_not_pair_are_refused() -> None:
         paired_difference([[1.0]], [[1.0], [2.0]])
     with pytest.raises(ValueError, match="the same number of samples"):
         paired_difference([[1.0], []], [[1.0], [2.0]])
+
+
+def test_turns_of_a_session_count_as_one_observation() -> None:
+    """Twenty sessions of fifty equal turns each know as much as twenty turns."""
+    draw = random.Random(1)
+    sessions = [float(draw.random() < 0.7) for _ in range(20)]
+    turns = [[met for met in sessions for _ in range(50)]]
+    names = [[f"s{i}" for i in range(20) for _ in range(50)]]
+    alone = mean_interval([sessions])
+    grouped, apart = mean_interval(turns, groups=names), mean_interval(turns)
+    assert grouped.value == apart.value == alone.value
+    width = alone.high - alone.low
+    assert grouped.high - grouped.low == pytest.approx(width, rel=0.1)
+    assert apart.high - apart.low < 0.25 * width
+
+
+def test_groups_of_different_sizes_keep_the_mean_of_all_values() -> None:
+    found = mean_interval([[1.0, 1.0, 1.0, 0.0], [0.0, 1.0]], groups=[list("aaab"), list("ab")])
+    assert found.value == pytest.approx(4 / 6)
+    assert found.low <= found.value <= found.high
 
 
 @settings(max_examples=20)

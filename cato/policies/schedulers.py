@@ -33,7 +33,7 @@ from cato.policies.ordering.tempo import GainDensity, TempoOrdering
 from cato.policies.preemption.foresight import ForesightPreemption
 from cato.policies.preemption.plas import LeastAttainedPreemption
 from cato.policies.preemption.tempo import TempoPreemption
-from cato.policies.routing.block_cost import BlockCost
+from cato.policies.routing.block_cost import AGENTIC, BlockCost
 from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.least_wait import LeastWait
@@ -92,7 +92,8 @@ def early(routing: str) -> Policies:
         "session-hash": SessionHash(),
         "prefix-score": PrefixScore(),
         "block-cost": BlockCost(),
-        "block-cost-8": BlockCost(overlap_weight=8.0),
+        "block-cost-8": BlockCost(prefill_scale=8.0),
+        "block-cost-agentic": AGENTIC,
     }
     return Policies(
         rules[routing], FirstComeFirstServed(), late_binding=False, max_queued=UNBOUNDED
@@ -254,7 +255,10 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         **{name: _ignoring_profile(make) for name, make in BY_NAME.items()},
         **{
             name: _ignoring_profile(partial(early, name))
-            for name in ("sticky", "session-hash", "prefix-score", "block-cost", "block-cost-8")
+            for name in (
+                *("sticky", "session-hash", "prefix-score"),
+                *("block-cost", "block-cost-8", "block-cost-agentic"),
+            )
         },
         "prefix-affinity": _ignoring_profile(prefix_affinity),
         "continuum": _ignoring_profile(continuum),

@@ -45,6 +45,7 @@ SESSION_RULES = (
     "prefix-score",
     "block-cost",
     "block-cost-8",
+    "block-cost-agentic",
     "prefix-affinity",
     "continuum",
     "working-set",

@@ -13,7 +13,7 @@ from cato.core.ids import PoolName
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, Running
 from cato.lab.studies.agent_fleet import card_profile
 from cato.policies.admission.working_set import WorkingSetAdmission
-from cato.policies.routing.block_cost import BlockCost
+from cato.policies.routing.block_cost import AGENTIC, BlockCost
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.lateness import LEAVES_ROOM, LeastLateness
 from cato.policies.routing.prefix_affinity import PrefixAffinity
@@ -202,7 +202,25 @@ def test_the_block_cost_weighs_what_is_cached_against_what_is_held() -> None:
     # 90,000 tokens less to prefill against 150,000 more that are held.
     pool = a_pool_of(a_card("a"), a_card("b", cached=90_000, context_tokens=150_000))
     assert chosen(BlockCost().route(a_turn(), pool)) == "a"
-    assert chosen(BlockCost(overlap_weight=8.0).route(a_turn(), pool)) == "b"
+    assert chosen(BlockCost(prefill_scale=8.0).route(a_turn(), pool)) == "b"
+
+
+def test_the_block_cost_saves_less_by_blocks_in_host_memory() -> None:
+    loaded = a_card("a", cached=80_000, loaded_prompt_tokens=80_000)  # saves 60,000
+    pool = a_pool_of(loaded, a_card("b", cached=60_001))
+    assert chosen(BlockCost().route(a_turn(), pool)) == "b"
+    assert chosen(BlockCost(host_credit=1.0).route(a_turn(), pool)) == "a"
+
+
+def test_the_agentic_block_cost_prefers_a_warm_replica_and_charges_its_calls() -> None:
+    # Cached tokens also pay for prompts ahead; twelve calls cost 12,288 tokens.
+    warm = a_card("b", cached=90_000, prompt_tokens_ahead=80_000, context_tokens=90_000)
+    pool = a_pool_of(a_card("a"), warm)
+    assert chosen(BlockCost().route(a_turn(), pool)) == "a"
+    assert chosen(AGENTIC.route(a_turn(), pool)) == "b"
+    even = a_pool_of(a_card("a", held=12), a_card("b", context_tokens=12_000))
+    assert chosen(BlockCost().route(a_turn(), even)) == "a"
+    assert chosen(AGENTIC.route(a_turn(), even)) == "b"
 
 
 def test_the_block_cost_counts_prompts_that_are_ahead_and_those_bound_but_not_sent() -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,35 @@ def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
     assert found.metrics["turn_rate_there"] == pytest.approx(0.95)
     (never,) = agents_search.users_in_time(runs[:1])
     assert never.metrics["users_in_time"] != never.metrics["users_in_time"]
+
+
+def test_a_seed_in_which_nobody_is_in_time_lowers_the_answer() -> None:
+    """Without it, two of three seeds would promise six users to everybody."""
+    runs = [a_sample("sticky", u, t, s) for s in (1, 2) for u, t in ((5.0, 1.0), (7.0, 0.9))]
+    late = [a_sample("sticky", u, 0.9, 3) for u in (0.25, 5.0)]
+    answer = agents_search.answer_of([*runs, *late], 0.95, 1)
+    assert answer.users_per_card == pytest.approx((6 + 6 + 0) / 3)
+    assert (answer.is_none, answer.turn_rate) == (False, pytest.approx(0.95))
+    none = agents_search.answer_of(late, 0.95, 1)
+    assert (none.is_none, none.words) == (True, "fewer than 0.25")
+    all_fine = agents_search.answer_of([a_sample("sticky", 64.0, 0.99)], 0.95, 1)
+    assert (all_fine.is_none, all_fine.words) == (False, "more than 64")
+
+
+def test_a_turn_without_an_answer_makes_the_turn_rate_worse(tmp_path: Path) -> None:
+    one, two = played(a_trace(tmp_path, LONG))[:2]
+    at_s = agent_fleet.WARM_UP_S
+
+    def turn(p: PlayedTurn, took_s: float) -> PlayedTurn:
+        task = replace(p.outcome.task, arrived_at_s=at_s)
+        return replace(p, outcome=replace(p.outcome, task=task), gap_s=5.0, took_s=took_s)
+
+    answered, waits = turn(one, one.unloaded_s), turn(two, nan)
+    assert agent_fleet.metrics_of([answered])["turn_rate"] == pytest.approx(1.0)
+    so_far_s = agent_fleet.COUNTED_S + agent_fleet.GRACE_S
+    alone_s = one.unloaded_s + two.unloaded_s + 10.0
+    rate = agent_fleet.metrics_of([answered, waits])["turn_rate"]
+    assert rate == pytest.approx(alone_s / (one.unloaded_s + so_far_s + 10.0))
 
 
 @pytest.mark.parametrize("limit", [0.3, 1.3, 6.1, 17.4])

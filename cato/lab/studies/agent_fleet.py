@@ -187,16 +187,23 @@ def length_belief(sessions: Sequence[RecordedSession]) -> LengthBelief:
 
 
 def metrics_of(played: Sequence[PlayedTurn]) -> dict[str, float]:
-    """Metrics of the turns begun in the counted time. `hit_rate` is a fraction of prompt tokens."""
+    """Metrics of the turns begun in the counted time. `hit_rate` is a fraction of prompt tokens.
+
+    `turn_rate` counts the time so far of turns without an answer, so that it is not better where
+    slow ones never end.
+    """
     end_s = WARM_UP_S + COUNTED_S
     counted = [p for p in played if WARM_UP_S <= p.outcome.task.arrived_at_s < end_s]
     done = [p for p in counted if p.outcome.is_finished]
     ttft_s = [p.outcome.ttft_s for p in counted if p.outcome.ttft_s == p.outcome.ttft_s]
     prompt_tokens = sum(p.outcome.task.nodes[0].prompt_tokens for p in done)
     cached_tokens = sum(p.outcome.cached_tokens for p in done)
-    answered = [p for p in counted if p.took_s == p.took_s]
-    alone_s = sum(p.gap_s + p.unloaded_s for p in answered)
-    actual_s = sum(p.gap_s + p.took_s for p in answered)
+    alone_s = actual_s = 0.0
+    for p in counted:
+        so_far_s = end_s + GRACE_S - p.outcome.task.arrived_at_s
+        took_s = p.took_s if p.took_s == p.took_s else so_far_s
+        alone_s += p.gap_s + min(p.unloaded_s, took_s)
+        actual_s += p.gap_s + took_s
     n = len(counted)
     return {
         "turns": float(n),

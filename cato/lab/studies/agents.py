@@ -98,13 +98,13 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
         for arm in arms_of(card, chosen_arms(study, options))
     ]
     samples = [s for part in run_all(searched, jobs, progress, options.jobs) for s in part]
-    found = users_in_time(samples)
+    found = users_in_time(samples, is_searched=True)
     report = Report(
         study.name,
         options.seeds,
         summarize((*found, *samples)),
         compare(found, FORESIGHT, ("users_in_time",)),
-        tuple(targets(samples)),
+        tuple(targets_of(found)),
     )
     return with_rows(report)
 
@@ -131,13 +131,18 @@ Found = Mapping[str, Mapping[int, Sample]]
 
 
 def targets(samples: Sequence[Sample]) -> list[Target]:
+    """`targets_of` the given numbers of users."""
+    return targets_of(users_in_time(samples))
+
+
+def targets_of(answers: Sequence[Sample]) -> list[Target]:
     """The default's users per accelerator over those of others, paired by seed; its turn rate.
 
     On stock engines the worst ratio to the best other arm counts, elsewhere that to sticky routing
-    on stock engines.
+    on stock engines. Seeds in which the other serves nobody in time are left out.
     """
     found: dict[str, dict[str, dict[int, Sample]]] = {}
-    for s in users_in_time(samples):
+    for s in answers:
         if not isnan(s.metrics["users_in_time"]):
             by_arm = found.setdefault(str(s.setting["profile"]), {})
             by_arm.setdefault(s.policy, {})[s.seed] = s
@@ -155,9 +160,9 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
         targets.append(Target(9, text, 1.0, ratio, stderr))
     targets += _with_other_engines(found)
     rates = [
-        (*mean_and_stderr([s.metrics["turn_rate_there"] for s in ours.values()]), name)
+        (*mean_and_stderr(there), name)
         for name, by_arm in found.items()
-        if (ours := by_arm.get(FORESIGHT))
+        if (there := _turn_rates(by_arm.get(FORESIGHT, {})))
     ]
     if rates:
         rate, stderr, where = min(rates)
@@ -177,12 +182,18 @@ def _with_other_engines(found: Mapping[str, Found]) -> Iterator[Target]:
             yield Target(9, text, card.goal, *mean_and_stderr(ratio))
 
 
+def _turn_rates(ours: Mapping[int, Sample]) -> list[float]:
+    """At the users in time; of seeds that have some."""
+    rates = [s.metrics["turn_rate_there"] for s in ours.values()]
+    return [r for r in rates if not isnan(r)]
+
+
 def _ratios(ours: Mapping[int, Sample], theirs: Mapping[int, Sample]) -> list[float]:
     """Users of ours over those of theirs, by seed."""
     return [
         ours[seed].metrics["users_in_time"] / theirs[seed].metrics["users_in_time"]
         for seed in ours
-        if seed in theirs
+        if seed in theirs and theirs[seed].metrics["users_in_time"]
     ]
 
 

@@ -76,11 +76,14 @@ def searched(search: Search) -> list[Sample]:
     return list(tried.values())
 
 
-def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sample]:
+def users_in_time(
+    samples: Sequence[Sample], goal: float = ENOUGH, *, is_searched: bool = False
+) -> list[Sample]:
     """Users per accelerator with 95 % of turns in time, interpolated between two numbers that were
     run, and the turn rate there.
 
-    None when all runs are above, or all below, that.
+    nan when all runs are above, or all below, that. Of a search it is then 0, where even the fewest
+    users are late, or the most that were tried: a mean without these seeds would be too high.
     """
     curves: dict[tuple[str, str, int], list[tuple[float, float, float]]] = {}
     for s in samples:
@@ -98,6 +101,9 @@ def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sampl
                 crossed = fewer + (more - fewer) * part
                 rate = rate_before + (rate_after - rate_before) * part
                 break
+        else:
+            if is_searched:
+                crossed, _, rate = points[-1] if points[0][1] >= goal else (0.0, nan, nan)
         metrics = {"users_in_time": crossed, "turn_rate_there": rate}
         found.append(Sample({"profile": card}, arm, seed, metrics))
     return found
@@ -105,7 +111,8 @@ def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sampl
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Users that an accelerator serves, over the seeds; nan where the search found no number.
+    """Users that an accelerator serves, over the seeds: of a seed 0 where even the fewest users are
+    late, and the most tried where these are in time.
 
     `tried`: users per accelerator, and the fraction of their turns in time.
     """
@@ -119,15 +126,17 @@ class Answer:
     @property
     def is_none(self) -> bool:
         """Even the fewest users are not in time."""
-        return isnan(self.users_per_card) and self.tried[0][1] < self.goal
+        return self.users_per_card == 0.0
 
     @property
     def words(self) -> str:
-        if not isnan(self.users_per_card):
-            error = "" if isnan(self.stderr) else f" ± {self.stderr:.1f}"
-            return f"{self.users_per_card:.1f}{error}"
         fewest, most = self.tried[0][0], self.tried[-1][0]
-        return f"fewer than {fewest:g}" if self.is_none else f"more than {most:g}"
+        if self.is_none:
+            return f"fewer than {fewest:g}"
+        if self.users_per_card == most:
+            return f"more than {most:g}"
+        error = "" if isnan(self.stderr) else f" ± {self.stderr:.1f}"
+        return f"{self.users_per_card:.1f}{error}"
 
     @property
     def tried_words(self) -> str:
@@ -136,14 +145,13 @@ class Answer:
 
 def answer_of(samples: Sequence[Sample], goal: float, cards: int) -> Answer:
     """From the searches of one profile, whose replicas take `cards` accelerators each."""
-    found = [
-        s.metrics for s in users_in_time(samples, goal) if not isnan(s.metrics["users_in_time"])
-    ]
+    found = [s.metrics for s in users_in_time(samples, goal, is_searched=True)]
     users, stderr = mean_and_stderr([m["users_in_time"] / cards for m in found])
     tried: dict[float, list[float]] = {}
     for s in samples:
         users_per_card = float(s.setting["users_per_card"]) / cards
         tried.setdefault(users_per_card, []).append(s.metrics["in_time"])
     shares = tuple((n, mean_and_stderr(tried[n])[0]) for n in sorted(tried))
-    rate, _ = mean_and_stderr([m["turn_rate_there"] for m in found])
+    rates = [m["turn_rate_there"] for m in found]
+    rate, _ = mean_and_stderr([r for r in rates if not isnan(r)])
     return Answer(users, stderr, rate, shares, goal)

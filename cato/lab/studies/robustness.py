@@ -45,7 +45,9 @@ COLOURED_POINTS = 10.0
 METRIC, REGRET = "slo_attainment", "regret"
 # Calls of a run. In a closed loop the share in time alone rewards idle accelerators.
 IN_TIME, ANSWERS = "answers_in_time", "answers"
-METRICS = (REGRET, METRIC, "wait_s_max", IN_TIME, ANSWERS)
+# The longest wait is that of calls that were not refused.
+REFUSED = "refused"
+METRICS = (REGRET, METRIC, "wait_s_max", REFUSED, IN_TIME, ANSWERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ SEEDS_A_DRAW = 1000
 class Duel:
     """The default versus one baseline in one cell.
 
-    `regret` in points, attainment in [0, 1]; answers, and those in time, are means of a run.
+    `regret` in points, attainment and the share refused in [0, 1]; answers, and those in time, are
+    means of a run.
     """
 
     setting: Setting
@@ -82,6 +85,8 @@ class Duel:
     their_in_time: float
     our_answers: float
     their_answers: float
+    our_refused: float
+    their_refused: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,11 @@ def duel_of(pairs: Sequence[tuple[Sample, Sample]]) -> Duel:
         max(o.metrics["wait_s_max"] for o in ours),
         max(t.metrics["wait_s_max"] for t in theirs),
         len(pairs),
-        *(fmean(s.metrics[count] for s in side) for count in (IN_TIME, ANSWERS) for side in sides),
+        *(
+            fmean(s.metrics[name] for s in side)
+            for name in (IN_TIME, ANSWERS, REFUSED)
+            for side in sides
+        ),
     )
 
 
@@ -210,10 +219,12 @@ def _means(duels: Sequence[Duel], seeds: str) -> list[Mean]:
             Mean(setting, FORESIGHT, REGRET, d.regret, d.stderr, d.seeds),
             Mean(setting, FORESIGHT, METRIC, d.ours, 0.0, d.seeds),
             Mean(setting, FORESIGHT, "wait_s_max", d.our_wait_s, 0.0, d.seeds),
+            Mean(setting, FORESIGHT, REFUSED, d.our_refused, 0.0, d.seeds),
             Mean(setting, FORESIGHT, IN_TIME, d.our_in_time, 0.0, d.seeds),
             Mean(setting, FORESIGHT, ANSWERS, d.our_answers, 0.0, d.seeds),
             Mean(setting, d.rival, METRIC, d.theirs, 0.0, d.seeds),
             Mean(setting, d.rival, "wait_s_max", d.their_wait_s, 0.0, d.seeds),
+            Mean(setting, d.rival, REFUSED, d.their_refused, 0.0, d.seeds),
             Mean(setting, d.rival, IN_TIME, d.their_in_time, 0.0, d.seeds),
             Mean(setting, d.rival, ANSWERS, d.their_answers, 0.0, d.seeds),
         ]

@@ -127,7 +127,8 @@ def test_the_router_is_told_profiles_that_are_wrong_and_the_engine_keeps_the_tru
 
 def a_sample(arm: str, attainment: float, seed: int = 1) -> Sample:
     counts = {"answers_in_time": 10 * attainment, "answers": 10.0}
-    metrics = {"slo_attainment": attainment, "wait_s_max": 1.0, **counts}
+    refused = 0.1 if arm == FORESIGHT else 0.0
+    metrics = {"slo_attainment": attainment, "wait_s_max": 1.0, "refused": refused, **counts}
     return Sample(asdict(BASE), arm, seed, metrics)
 
 
@@ -148,10 +149,11 @@ def test_regret_is_the_mean_difference_in_points_over_the_same_seeds() -> None:
     assert (found.rival, found.seeds) == ("b", 2)
     assert (found.our_in_time, found.their_in_time) == pytest.approx((8.5, 8.8))
     assert (found.our_answers, found.their_answers) == (10.0, 10.0)
+    assert (found.our_refused, found.their_refused) == (0.1, 0.0)
 
 
 def a_duel(regret: float, load: float = 0.7) -> Duel:
-    setting, counts = asdict(replace(BASE, load=load)), (9.0, 9.0, 10.0, 10.0)
+    setting, counts = asdict(replace(BASE, load=load)), (9.0, 9.0, 10.0, 10.0, 0.0, 0.0)
     return Duel(setting, "b", regret, 0.1, 0.9, 0.9, 1.0, 2.0, 4, *counts)
 
 

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 from typing import Any, Self, TypeVar
 
 import aiohttp
@@ -16,6 +16,8 @@ import aiohttp
 from cato.core.errors import CatoError
 
 _PROBLEM_CHARS = 300
+LEFT = "the client left: it had no text within its patience"
+"""`Answer.problem` of such a request."""
 _WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "node", "path")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -98,28 +100,38 @@ class HttpClient:
         body: Mapping[str, object],
         headers: Mapping[str, str],
         form: Form = OPENAI,
+        patience_s: float = inf,
     ) -> Answer:
-        """Ask for a stream and read it to its end. Never raises for what the server does."""
+        """Ask for a stream and read it to its end; leave when there is no text after `patience_s`.
+        Never raises for what the server does."""
         assert self._session is not None, "used outside its context"
         data = json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **headers}
         sent_s, first_s, content = time.perf_counter(), nan, bytearray()
+        patience = asyncio.timeout(None if patience_s == inf else patience_s)
         try:
-            async with self._session.post(url, data=data, headers=headers) as response:
+            async with patience, self._session.post(url, data=data, headers=headers) as response:
                 async for part in response.content.iter_any():
                     content += part
                     if first_s != first_s and form.has_begun(bytes(content)):
                         first_s = time.perf_counter()
+                        patience.reschedule(None)
                 ended_s = time.perf_counter()
         except (aiohttp.ClientError, TimeoutError) as error:
-            return Answer(sent_s, first_s, time.perf_counter(), bytes(content), repr(error))
+            problem = LEFT if patience.expired() else repr(error)
+            return Answer(sent_s, first_s, time.perf_counter(), bytes(content), problem)
         problem = ""
         if response.status != 200 or form.end not in content:
             end = content[-_PROBLEM_CHARS:].decode(errors="replace")
             problem = f"{response.status}, incomplete answer; its end: {end}"
         id = response.headers.get("x-request-id", "")
-        again_s = float(response.headers.get("Retry-After", "0"))
+        again_s = _retry_after_s(response.headers.get("Retry-After", ""))
         return Answer(sent_s, first_s, ended_s, bytes(content), problem, id, again_s)
+
+
+def _retry_after_s(header: str) -> float:
+    """0 for a date, which no server of a benchmark sends on purpose, and for no header."""
+    return float(header) if header.replace(".", "", 1).isdigit() else 0.0
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any] | None, None]:

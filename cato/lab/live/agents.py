@@ -1,9 +1,9 @@
 """Agents' sessions over HTTP: users who play recorded sessions with their think times.
 
 The same plans (`cato.sim.session_plans.plans_of`) and the same target rules are played in virtual
-time by `Users`; here a turn is a chat request with the trace's blocks as text, and is asked again
-when it is refused. The prompts of each run begin with different words, so that nothing is cached
-from the run before.
+time by `Users`; here a turn is a chat request with the trace's blocks as text. It is asked again
+when it is refused, or when it has no text within its client's patience. The prompts of each run
+begin with different words, so that nothing is cached from the run before.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Player:
         seen = self._seen[task.id] = await self._client.send(ask, live, due_s)
         self._done()
         for _ in range(RETRIES):
-            if not seen.is_refused:
+            if not seen.is_refused and not seen.is_left:
                 break
             await asyncio.sleep(seen.retry_after_s)
             seen = await self._client.send(ask, live, time.perf_counter())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cato.core.slo import Slo, tpot_s
-from cato.lab.client import OPENAI, TASK, HttpClient, at_due_times, some_at_a_time
+from cato.lab.client import LEFT, OPENAI, TASK, HttpClient, at_due_times, some_at_a_time
 from cato.lab.live.workflows import LiveTask
 
 # Longer than any workflow deadline: CATO itself answers lost tasks.
@@ -43,10 +43,15 @@ class Seen:
         return self.problem.startswith("429")
 
     @property
+    def is_left(self) -> bool:
+        """Its client had no patience any more, as in the simulator."""
+        return self.problem == LEFT
+
+    @property
     def is_lost(self) -> bool:
         if self.receipt is not None and self.receipt["status"] != "done":
             return True
-        return bool(self.problem) and not self.is_refused
+        return bool(self.problem) and not self.is_refused and not self.is_left
 
     @property
     def is_met_at_client(self) -> bool:
@@ -110,7 +115,8 @@ class TaskClient(HttpClient):
 
     async def send(self, ask: Ask, task: LiveTask, due_s: float) -> Seen:
         form = OPENAI if ask.is_plain else TASK
-        answer = await self.stream(self._url + ask.path, ask.body, ask.headers, form)
+        patience_s = task.sim.patience_s
+        answer = await self.stream(self._url + ask.path, ask.body, ask.headers, form, patience_s)
         return Seen(
             task,
             answer.sent_s - due_s,

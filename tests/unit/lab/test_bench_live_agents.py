@@ -149,6 +149,33 @@ def test_both_sides_play_the_same_turns(traffic: SessionTraffic) -> None:
         )
 
 
+def test_a_client_without_a_first_token_leaves_and_asks_again(
+    traffic: SessionTraffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cato.sim.playing.PATIENCE_S", 0.5 / SLOWDOWN)
+    rules, plans, prompts = of(traffic)
+    asked = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        return web.Response(text='data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
+
+    async def play() -> dict[str, Seen]:
+        app = web.Application(client_max_size=10**7)
+        app.router.add_post("/v1/chat/completions", answer)
+        async with TestServer(app) as server, TaskClient(str(server.make_url(""))) as client:
+            return dict(await Player(client, prompts, rules, lambda: None).play(plans))
+
+    seen = asyncio.run(play())
+    first = min(seen.values(), key=lambda s: s.task.sim.arrived_at_s)
+    assert (first.is_left, first.is_lost, first.is_met) == (True, False, False)
+    assert seen.keys() == {t.id for t in planned_tasks(plans, rules)}, "its user went on"
+    assert asked > len(seen)
+
+
 def test_a_turn_is_in_time_by_its_first_token_and_its_pace(traffic: SessionTraffic) -> None:
     rules, plans, _ = of(traffic)
     task = LiveTask(planned_tasks(plans, rules)[0], {})

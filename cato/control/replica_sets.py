@@ -7,14 +7,22 @@ unlists a replica for a moment while it reconfigures it, and then lists the same
 
 from __future__ import annotations
 
+from collections.abc import Set
+
+# Replicas of a deployment that are remembered after they have left. More than drain at a time; an
+# autoscaled pool would add thousands a week.
+MAX_LEFT = 1_000
+
 _serving: dict[str, frozenset[str]] = {}
-_left: dict[str, frozenset[str]] = {}
+_left: dict[str, dict[str, None]] = {}  # the latest last
 
 
 def note(deployment: str, replicas: frozenset[str]) -> None:
     """Serve now lists `replicas` for `deployment`."""
-    before = _left.get(deployment, frozenset()) | _serving.get(deployment, frozenset())
-    _left[deployment] = before - replicas
+    before = _serving.get(deployment, frozenset())
+    left = {id: None for id in _left.get(deployment, ()) if id not in replicas}
+    left |= dict.fromkeys(sorted(before - replicas))
+    _left[deployment] = dict.fromkeys(list(left)[-MAX_LEFT:])
     _serving[deployment] = replicas
 
 
@@ -23,9 +31,10 @@ def listed(deployment: str) -> frozenset[str]:
     return _serving.get(deployment, frozenset())
 
 
-def left(deployment: str) -> frozenset[str]:
-    """The replicas of `deployment` that Serve listed before and no longer does."""
-    return _left.get(deployment, frozenset())
+def left(deployment: str) -> Set[str]:
+    """The replicas of `deployment` that Serve listed before and no longer does; the latest
+    `MAX_LEFT`."""
+    return _left.get(deployment, {}).keys()
 
 
 def has_left(deployment: str, replica: str) -> bool:

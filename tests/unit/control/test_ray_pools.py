@@ -37,9 +37,14 @@ class ControlActors:
         self.topology: Topology | None = None
         self.told_parts: tuple[HostedPart, ...] | None = None
         self.announce, self.parts = Method(self._announce), Method(self._parts)
+        self.told_warnings: tuple[str, ...] = ()
+        self.warnings = Method(self._warnings)
 
     async def _announce(self, _: object) -> Topology | None:
         return self.topology
+
+    async def _warnings(self) -> tuple[str, ...]:
+        return self.told_warnings
 
     async def _parts(self) -> tuple[HostedPart, ...] | None:
         return self.told_parts
@@ -121,3 +126,12 @@ async def test_what_was_known_stays_known_when_both_are_lost(control: ControlAct
     assert [pools.pool_of(m).name for m in (CODER, JAVA)] == [OWN.name, SHARED.part_of(JAVA)]
     with pytest.raises(UnknownNameError):
         pools.pool_of("other")
+
+
+async def test_what_an_operator_must_mend_is_known_until_it_is_mended(
+    control: ControlActors,
+) -> None:
+    pools = RayPools({})
+    for told in (("the last deployment failed",), ()):
+        control.told_warnings = told
+        assert (await refreshed(pools)).warnings == told

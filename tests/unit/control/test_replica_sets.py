@@ -14,6 +14,7 @@ from test_provisioner import a_deployment
 from test_shared_pool import JAVA, QUICK, a_pool
 
 from cato.control import replica_sets, shared_pool, slots
+from cato.control.replica_sets import MAX_LEFT
 from cato.control.router import ReplicaRouter
 from cato.control.shared_pool import SharedPool
 from cato.control.slots import LEFT_S
@@ -68,6 +69,16 @@ class Fleet:
     async def refresh(self) -> None:
         await self.known()
         await self.pools._tell_listing(self.spec, self.actors)
+
+
+def test_only_the_latest_that_left_are_remembered() -> None:
+    """An autoscaled deployment has any number of them over the years."""
+    name = next(_names)
+    for n in range(MAX_LEFT + 10):
+        replica_sets.note(name, frozenset({f"r{n}"}))
+    assert len(replica_sets.left(name)) == MAX_LEFT
+    assert replica_sets.has_left(name, f"r{MAX_LEFT + 8}")
+    assert not replica_sets.has_left(name, "r8")
 
 
 def test_a_replica_that_is_listed_again_has_not_left() -> None:

@@ -259,7 +259,8 @@ class VllmEngine:
                 raise EngineDeadError("the engine has ended", 503)
             if response.status != 200:
                 self._log.has_failed |= response.status >= 500
-                raise stream.http_error(response.status, await response.read())
+                refusal, context = await response.read(), self._facts.context_tokens or None
+                raise stream.http_error(response.status, refusal, context)
             if not request.stream:
                 answer = dialects.answer_of(request.endpoint, await response.read())
                 self._silence.show_life()

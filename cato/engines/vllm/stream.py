@@ -18,6 +18,8 @@ _CONTEXT_WORDS = re.compile(
     r"|greater than max_model_len|(max_tokens|max_completion_tokens).{0,40}too large",
     re.IGNORECASE,
 )
+# vLLM 0.32 lowers a limit to what the prompt leaves, and refuses 0. CATO sends no limit of 0.
+_NO_ROOM_WORDS = re.compile(r"max_tokens must be at least 1, got 0\b")
 _CONTEXT_TOKENS = re.compile(r"context length (?:is|of) (\d+)|max_model_len[ =]*\(?(\d+)")
 # Not "at least N": that is one above the limit, where it stopped counting.
 _ASKED_INPUT = re.compile(r"contains (\d+) input tokens")
@@ -171,8 +173,8 @@ def whole_answer(body: bytes) -> EngineChunk:
 _PYDANTIC_FIELD = re.compile(r"'loc': \('body', '(\w+)'")
 
 
-def http_error(status: int, body: bytes) -> CatoError:
-    """The error for an HTTP error response."""
+def http_error(status: int, body: bytes, context_tokens: int | None = None) -> CatoError:
+    """The error for an HTTP error response of an engine with that context."""
     param = None
     try:
         value = json.loads(body)
@@ -183,6 +185,10 @@ def http_error(status: int, body: bytes) -> CatoError:
         message = body[:500].decode(errors="replace") or f"the engine answered {status}"
     if status in (400, 413, 422) and _CONTEXT_WORDS.search(message):
         return _context_error(message)
+    if status == 400 and _NO_ROOM_WORDS.search(message):
+        return ContextLengthError(
+            message, prompt_tokens=context_tokens, context_tokens=context_tokens
+        )
     if status >= 500 and _is_of_dead_core(message):
         return EngineDeadError(message, 503)
     return EngineError(message, status, param)

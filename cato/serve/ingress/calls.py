@@ -60,6 +60,18 @@ def text_prompt(prompt: object, pool: PoolInfo, model: str, salt: str) -> Prompt
     raise InputError("prompt must be a string, a list of tokens, or a list of these", "prompt")
 
 
+def longest_prompt(prompts: list[object], pool: PoolInfo) -> tuple[int, bool]:
+    """Tokens of a list's longest prompt, and whether that is no estimate; `text_prompt` has checked
+    the list."""
+    if _is_tokens(prompts):
+        return len(prompts), True
+    counts = [
+        len(one) if isinstance(one, list) else pool.profile.count_tokens(str(one))
+        for one in prompts
+    ]
+    return max(counts), all(isinstance(one, list) for one in prompts)
+
+
 def _is_tokens(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(t) is int for t in prompt)
 

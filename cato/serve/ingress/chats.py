@@ -24,7 +24,7 @@ from cato.serve.ingress.clients import turn_of
 from cato.serve.ingress.context import Ingress, caller_of, whose
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
 from cato.serve.ingress.hints import session_target_s
-from cato.serve.ingress.limits import limited
+from cato.serve.ingress.limits import CORRECTED, ESTIMATED, limited
 from cato.serve.ingress.naming import (
     AUTO_MODEL,
     GENERATION,
@@ -156,7 +156,7 @@ async def start_model(
         reading.prompt.tokens,
         pool.profile.context_tokens,
         ingress.caps,
-        is_sure=reading.is_corrected,
+        factor=CORRECTED if reading.is_corrected else ESTIMATED,
     )
     expected_tokens = min(limit or PRIOR_TURN_TOKENS, PRIOR_TURN_TOKENS)
     target_s = session_target_s(request, chat.extra, target.session_target_s)

@@ -10,8 +10,9 @@ from cato.engines.base import Endpoint
 from cato.wire.limits import with_limits
 
 # Prompt tokens are estimated, and an engine refuses a limit that does not fit the context. Factors
-# by which the real prompt may exceed the estimate: when an engine counted the previous turn, for
-# any other prompt, and when the client sets no limit.
+# by which the real prompt may exceed the estimate: when it came as tokens, when an engine counted
+# the previous turn, for any other prompt, and when the client sets no limit.
+EXACT = 1.0
 CORRECTED = 1.06
 ESTIMATED = 1.3
 SURE_FACTOR = 2.0
@@ -52,14 +53,14 @@ def limited(
     context_tokens: int,
     caps: OutputCaps,
     *,
-    is_sure: bool = False,
+    factor: float = ESTIMATED,
 ) -> tuple[dict[str, object], int | None]:
     """A direct call's body with a token limit that fits, and that limit.
 
     The limit is cut to the server's cap and to the context left by the prompt, since clients send
     the largest value they know; fields that must not exceed it follow (`with_limits`). A body
     without a limit gets the cap if it certainly fits; otherwise None: the answer ends at the
-    context's end. `is_sure`: an engine's count corrected the estimate.
+    context's end. `factor`: how much longer than `prompt_tokens` the prompt may be.
     """
     if endpoint is Endpoint.COMPLETIONS and _asks_only_for_its_prompt(body):
         return dict(body), 1  # vLLM generates one token and leaves it out
@@ -67,7 +68,7 @@ def limited(
     cap = caps.completion
     if endpoint is not Endpoint.COMPLETIONS:
         cap = caps.agent if body.get("tools") else caps.chat
-    room = int(context_tokens - (CORRECTED if is_sure else ESTIMATED) * prompt_tokens)
+    room = int(context_tokens - factor * prompt_tokens)
     asked = max_tokens_of(body, *fields)
     if asked is not None:
         # If the prompt is estimated too long, the engine decides.

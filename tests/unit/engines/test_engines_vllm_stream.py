@@ -181,6 +181,15 @@ def test_the_numbers_in_vllms_words_for_too_long_are_read(
     assert (error.prompt_tokens, error.max_tokens, error.context_tokens) == numbers
 
 
+def test_a_prompt_that_fills_the_context_alone_does_not_fit() -> None:
+    """vLLM 0.32 lowers the limit to what is left, and then refuses its own 0."""
+    message = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+    body = json.dumps({"error": {"message": message, "param": "max_tokens"}}).encode()
+    error = http_error(400, body, 1024)
+    assert isinstance(error, ContextLengthError)
+    assert (error.prompt_tokens, error.max_tokens, error.context_tokens) == (1024, None, 1024)
+
+
 def test_other_refusals_keep_words_and_status() -> None:
     error = http_error(400, b'{"error": {"message": "temperature must be non-negative"}}')
     assert isinstance(error, EngineError)

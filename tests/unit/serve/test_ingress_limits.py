@@ -18,7 +18,7 @@ from cato.core.topology import EngineSpec, OutputCaps
 from cato.core.workflow import CallSettings
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.engines.simulated.engine import SimulatedEngine
-from cato.serve.ingress.limits import limited
+from cato.serve.ingress.limits import CORRECTED, limited
 from cato.serve.prompts import with_room
 from cato.wire.limits import shortened
 
@@ -79,7 +79,7 @@ def test_a_limit_gives_way_to_the_prompt_in_every_dialect(endpoint: Endpoint, fi
     body: dict[str, object] = {"messages": SAID, field: 8_192}
     assert limited_to(endpoint, body, 600, 1024)[field] == 256  # a quarter, should it fit
     assert limited_to(endpoint, body, 450, 1024)[field] == 1024 - 585
-    sure, limit = limited(body, endpoint, 400, 800, CAPS, is_sure=True)
+    sure, limit = limited(body, endpoint, 400, 800, CAPS, factor=CORRECTED)
     assert sure[field] == limit == 800 - 424
 
 
@@ -204,6 +204,18 @@ async def test_the_least_tokens_are_no_more_than_the_limit_that_a_node_computes(
         ask = {"model": "cato-completion", "prompt": "def f(", "min_tokens": 9}
         assert (await http.post("/v1/completions", json=ask)).status_code == 200
     assert [(body["min_tokens"], body["max_tokens"]) for body in engine.bodies] == [(4, 4)]
+
+
+@pytest.mark.parametrize("prompt", [[7] * 2500, [[7] * 2500, [7] * 2000]])
+async def test_prompts_of_tokens_leave_all_the_room_beside_the_longest(
+    tmp_path: Path, prompt: list[object]
+) -> None:
+    pool, engine = a_pool("sim-fast", "fast", replicas=0), HearingEngine()
+    pool.add(engine)
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit, kit.http() as http:
+        ask = {"model": "fast", "prompt": prompt, "max_tokens": 5000, "stream": True}
+        await http.post("/v1/completions", json=ask)
+    assert [body["max_tokens"] for body in engine.bodies] == [4096 - 2500]
 
 
 @pytest.mark.parametrize("limit", [0, -1, "9", 1.5, True])

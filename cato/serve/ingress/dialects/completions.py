@@ -26,13 +26,13 @@ from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object, text_field
 from cato.serve.ingress.bounds import bounds_of, count_calls
 from cato.serve.ingress.buffers import completion_buffer
-from cato.serve.ingress.calls import engine_body, start_call, text_prompt
+from cato.serve.ingress.calls import engine_body, longest_prompt, start_call, text_prompt
 from cato.serve.ingress.context import Ingress, caller_of, request_id, session_of
 from cato.serve.ingress.dialects import tabby
 from cato.serve.ingress.dialects.chat import usage_in_of
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill, with_sentinels_read
 from cato.serve.ingress.hints import tier_of
-from cato.serve.ingress.limits import limited, max_tokens_of, stops_of
+from cato.serve.ingress.limits import ESTIMATED, EXACT, limited, max_tokens_of, stops_of
 from cato.serve.ingress.naming import COMPLETION, Target, pool_of, resolve, with_model
 from cato.serve.ingress.parameters import sampling_of
 from cato.serve.ingress.relay import relay_choices, wants_receipt
@@ -119,11 +119,20 @@ async def _call(
     pool = pool_of(ingress, target.model)
     passed = engine_body(_in_its_own_form(pool, body), is_streamed=is_streamed)
     called, salt = pool.model.called(target.model), ingress.salt_of(request)
-    if isinstance(passed.get("prompt"), list):  # before each prompt is read
+    asked = passed.get("prompt")
+    if isinstance(asked, list):  # before each prompt is read
         count_calls(passed, bounds_of(caller_of(request).bounds))
-    prompt = text_prompt(passed.get("prompt"), pool, called, salt)
+    prompt = text_prompt(asked, pool, called, salt)
+    longest, is_exact = prompt.tokens, False
+    if isinstance(asked, list):  # each has the context to itself
+        longest, is_exact = longest_prompt(asked, pool)
     passed, limit = limited(
-        passed, Endpoint.COMPLETIONS, prompt.tokens, pool.profile.context_tokens, ingress.caps
+        passed,
+        Endpoint.COMPLETIONS,
+        longest,
+        pool.profile.context_tokens,
+        ingress.caps,
+        factor=EXACT if is_exact else ESTIMATED,
     )
     expected_tokens = limit or PRIOR_OUTPUT_TOKENS
     call = ModelCall(

@@ -19,6 +19,8 @@ from scipy.special import stdtrit
 from cato.sim.looks import look_of
 from cato.sim.report import Mean
 
+# Of intervals: visible on every bar, a black one too.
+BAR_ERROR = "#808080"
 # Readable names of settings.
 _WORDS = {"rate_per_s": "requests per second", "load": "load", "requests": "requests that wait"}
 
@@ -78,26 +80,46 @@ def _figure_of(axes: Axes) -> Figure:
     return figure
 
 
-def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, label: str) -> None:
-    """One group of bars per value of `setting[by]`, one bar per policy, 95 % intervals."""
+def bars(
+    axes: Axes,
+    means: Sequence[Mean],
+    groups: Sequence[str],
+    by: str,
+    label: str,
+    scale: float = 1.0,
+) -> None:
+    """One group of bars per value of `setting[by]`, one bar per policy that has it, 95 % intervals.
+
+    `scale` multiplies the values.
+    """
     policies = list(dict.fromkeys(m.policy for m in means))
     width = 0.8 / max(1, len(policies))
     for i, policy in enumerate(policies):
         mine = {str(m.setting[by]): m for m in means if m.policy == policy}
-        xs = [j + (i - (len(policies) - 1) / 2) * width for j in range(len(groups))]
+        present = [g for g in groups if g in mine]
         axes.bar(
-            xs,
-            [mine[g].mean for g in groups],
+            [groups.index(g) + (i - (len(policies) - 1) / 2) * width for g in present],
+            [scale * mine[g].mean for g in present],
             width,
-            yerr=[margin(mine[g]) for g in groups],
+            yerr=[scale * margin(mine[g]) for g in present],
             label=policy,
             color=look_of(_figure_of(axes), policy).color,
+            ecolor=BAR_ERROR,
             capsize=2,
         )
     slant = 25 if sum(map(len, groups)) > 30 else 0
-    axes.set_xticks(range(len(groups)), groups, rotation=slant)
+    axes.set_xticks(range(len(groups)), groups, rotation=slant, ha="right" if slant else "center")
     axes.set_ylabel(label)
     axes.grid(axis="y", alpha=0.3)
+
+
+def same_shares(panels: Sequence[Axes]) -> None:
+    """One scale for panels that show shares, so that equal heights are equal shares; intervals
+    beyond 1 are cut."""
+    drawn = [a for a in panels if a.has_data()]
+    low = min((a.get_ylim()[0] for a in drawn), default=0.0)
+    for axes in drawn:
+        axes.set_ylim(max(0.0, low), 1.02)
 
 
 def legend(fig: Figure) -> None:

@@ -103,21 +103,7 @@ def _bars(report: Report) -> Figure:
     fig, (axes,) = plots.figure()
     means = [m for m in report.means if m.metric == "slo_attainment"]
     groups = list(dict.fromkeys(str(m.setting["task"]) for m in means))
-    policies = list(dict.fromkeys(m.policy for m in means))
-    width = 0.8 / len(policies)
-    for i, policy in enumerate(policies):
-        mine = {str(m.setting["task"]): m for m in means if m.policy == policy}
-        present = [g for g in groups if g in mine]
-        axes.bar(
-            [groups.index(g) + (i - (len(policies) - 1) / 2) * width for g in present],
-            [100 * mine[g].mean for g in present],
-            width,
-            yerr=[100 * plots.margin(mine[g]) for g in present],
-            label=policy,
-            capsize=2,
-        )
-    axes.set_xticks(range(len(groups)), groups)
-    axes.set_ylabel("SLO attainment [%]")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend()
+    plots.bars(axes, means, groups, "task", "SLO attainment [%]", scale=100.0)
+    axes.set_ylim(0, 105)
+    plots.legend(fig)
     return fig

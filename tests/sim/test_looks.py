@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isnan, nan
 
 import pytest
+from matplotlib.patches import Rectangle
 
 from cato.lab.experiments import cato_rq, cato_rq4, saber, tempo_variants
 from cato.lab.experiments.bounds import UPPER_BOUND
@@ -55,3 +56,23 @@ def test_an_interval_of_few_seeds_is_as_wide_as_students_law_says() -> None:
         mean = Mean({"load": 1.0}, "cato", "x", 0.5, 0.01, seeds)
         assert plots.margin(mean) == pytest.approx(0.01 * t, rel=1e-3)
     assert isnan(plots.margin(Mean({"load": 1.0}, "cato", "x", 0.5, nan, 1)))
+
+
+def test_panels_of_shares_have_one_scale_up_to_one() -> None:
+    _, (left, right, empty) = plots.figure(3)
+    for axes, mean in ((left, 0.99), (right, 0.5)):
+        plots.lines(axes, [Mean({"load": 1.0}, "cato", "x", mean, 0.1, 3)], "load", "x")
+    plots.same_shares([left, right, empty])
+    assert left.get_ylim() == right.get_ylim()
+    assert left.get_ylim()[0] < 0.5
+    assert left.get_ylim()[1] == pytest.approx(1.02)
+    assert empty.get_ylim() == (0.0, 1.0)
+
+
+def test_a_policy_without_a_value_has_no_bar() -> None:
+    _, (axes,) = plots.figure()
+    means = [Mean({"task": t}, "cato", "x", 0.5, 0.1, 3) for t in ("all", "completion")]
+    means.append(Mean({"task": "all"}, "ray-serve", "x", 0.25, 0.1, 3))
+    plots.bars(axes, means, ["all", "completion"], "task", "x", scale=100.0)
+    heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert heights == [50.0, 50.0, 25.0]

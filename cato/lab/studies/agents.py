@@ -35,7 +35,7 @@ from cato.lab.studies.agents_search import (
 from cato.lab.study import Cell, Study, all_compared, chosen_arms
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options, Progress, run_all
-from cato.sim.plots import figure, legend, lines, save
+from cato.sim.plots import figure, legend, lines, same_shares, save
 from cato.sim.report import Report, Sample, Target, compare, mean_and_stderr, summarize
 
 # Rules that keep a session's cache warm.
@@ -53,6 +53,8 @@ SESSION_RULES = (
 ARMS = (FORESIGHT, *SESSION_RULES, "power-of-two", "ray-serve")
 # At the most users in time: turns take at most 1 / 0.9 of their time alone.
 LEAST_TURN_RATE = 0.9
+# In a row of the picture.
+PANELS = 4
 ROWS = ("in_time", "hit_rate", "ttft_s_p50", "ttft_s_p95", "turn_rate")
 
 
@@ -200,7 +202,8 @@ def _ratios(ours: Mapping[int, Sample], theirs: Mapping[int, Sample]) -> list[fl
 def plot(report: Report, folder: Path) -> list[Path]:
     """Turns in time over the users per accelerator."""
     shown = [c for c in CARDS if any(m.setting.get("profile") == c for m in report.means)]
-    fig, axes = figure(len(shown), 1)
+    columns = min(PANELS, len(shown))
+    fig, axes = figure(columns, -(-len(shown) // columns))
     for axis, card in zip(axes, shown, strict=False):
         means = [
             m for m in report.means if m.metric == "in_time" and m.setting.get("profile") == card
@@ -208,6 +211,9 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(axis, means, "users_per_card", "share of turns in time")
         axis.set_title(f"{card}, {REPLICAS} cards")
         axis.set_xlabel("users a card")
+    for empty in axes[len(shown) :]:
+        empty.remove()
+    same_shares(axes[: len(shown)])
     legend(fig)
     return [save(fig, folder, report.experiment)]
 

@@ -23,7 +23,7 @@ from cato.lab.study import Cell, Study
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, legend, lines, save
+from cato.sim.plots import figure, legend, lines, same_shares, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.session_plans import BETWEEN_SESSIONS_S
 from cato.sim.session_traces import MAX_GAP_S, RecordedSession
@@ -158,6 +158,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(axis, means, "users_per_card", f"share of {metric.replace('_', ' ')}")
         axis.set_title(f"{card}, {SHARE:.0%} completions")
         axis.set_xlabel("users a card")
+    same_shares(axes)
     legend(fig)
     return [save(fig, folder, report.experiment)]
 

@@ -18,12 +18,13 @@ import numpy as np
 from cato.core.ids import PoolName, TaskName
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
+from cato.core.words import counted
 from cato.lab.study import NO_POLICIES, Cell, Study, arriving
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
 from cato.sim.metrics import NAMES
-from cato.sim.plots import figure, legend, lines, save
+from cato.sim.plots import figure, legend, lines, same_shares, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SEVEN_B, belief, lengths, poisson
@@ -165,8 +166,9 @@ def plot(report: Report, folder: Path) -> list[Path]:
             if m.metric == "slo_attainment" and wanted.items() <= dict(m.setting).items()
         ]
         lines(axis, means, "load", "attainment")
-        axis.set_title(f"{shape} tokens, {n:g} replicas")
+        axis.set_title(f"{shape} tokens, {counted(int(n), 'replica')}")
         axis.set_xlabel("load")
+    same_shares(axes)
     legend(fig)
     return [save(fig, folder, report.experiment)]
 

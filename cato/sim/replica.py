@@ -169,6 +169,12 @@ class SimReplica:
             return facts, False
         self.busy_s += now_s - stretch.start_s
         batch, steps = stretch.batch, stretch.steps
+        for sequence, tokens in stretch.prefilled:
+            sequence.prefill_left -= tokens * steps
+            self._context_tokens += tokens * steps
+            if self.cache is not None and sequence._holding is not None:
+                whole = sequence.prompt_tokens + sequence.generated
+                self.cache.compute(sequence._holding, whole - sequence.prefill_left)
         if batch:
             step = self._step = self._step + steps
             grown = batch * steps
@@ -180,12 +186,7 @@ class SimReplica:
                 if not sequence._is_gone:
                     self._end(sequence, now_s)
                     facts.append((FactKind.DONE, sequence))
-        for sequence, tokens in stretch.prefilled:
-            sequence.prefill_left -= tokens * steps
-            self._context_tokens += tokens * steps
-            if self.cache is not None and sequence._holding is not None:
-                whole = sequence.prompt_tokens + sequence.generated
-                self.cache.compute(sequence._holding, whole - sequence.prefill_left)
+        for sequence, _ in stretch.prefilled:
             if sequence.prefill_left == 0:
                 self._prefilling.remove(sequence)
                 facts += self._first_token(sequence, now_s)
@@ -205,6 +206,7 @@ class SimReplica:
             self._cancelled.clear()
         if self._waiting:
             self._release_retained(now_s)
+            self._take_blocks()
             if self.rule is None:
                 self._admit(now_s)
         while self._loading and self._loading[0][0] <= now_s:
@@ -261,6 +263,7 @@ class SimReplica:
 
     def _end(self, sequence: Sequence, now_s: float) -> None:
         """The request has its last token; its blocks may be retained."""
+        self._take_blocks()
         holding = sequence._holding
         if sequence.retain_s > 0 and self.cache is not None and holding is not None:
             self.cache.retain(holding)
@@ -268,6 +271,18 @@ class SimReplica:
             self._retained[sequence.session] = now_s + sequence.retain_s, holding
             sequence._holding, self._lacks_blocks = None, None
         self._leave(sequence)
+
+    def _take_blocks(self) -> None:
+        """Give answers the blocks of their tokens so far; cached ones are evicted for them. Done
+        before somebody looks into the cache or leaves: it makes no difference earlier."""
+        cache = self.cache
+        if cache is None:
+            return
+        for sequence in self._decoding.values():
+            if sequence._holding is not None:
+                generated = self._step - sequence._zero_step
+                # The newest token has no keys and values yet.
+                cache.compute(sequence._holding, sequence.prompt_tokens + generated - 1)
 
     def _release_of(self, session: str) -> None:
         """Make the session's retained blocks evictable; no-op when it has none."""
@@ -293,6 +308,7 @@ class SimReplica:
 
     def _remove(self, sequence: Sequence) -> None:
         if self._decoding.get(sequence.id) is sequence:
+            self._take_blocks()
             self._leave(sequence)
         elif sequence in self._prefilling:
             self._prefilling.remove(sequence)

@@ -45,7 +45,7 @@ class Run:
     emitted_tokens: int = 0
     emitted_chars: int = 0
     holding: Holding | None = None
-    # When its blocks have been loaded from host memory.
+    # When its blocks will have been loaded from host memory; -inf: it waits for none.
     loaded_s: float = -math.inf
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -142,7 +142,9 @@ class Batch:
         planned: dict[str, int] | None = None
         if self._rule is None:
             self._admit(now_s)
+            self._join(now_s)
         else:
+            self._join(now_s)
             planned = self._planned(self._rule, now_s)
         running = [run for run in self.running if run.loaded_s <= now_s]
         if not running:
@@ -253,6 +255,14 @@ class Batch:
             if not self._let_in(self._waiting[0][2], now_s):
                 return  # strict order: a smaller one behind it must not starve it
             heapq.heappop(self._waiting)
+
+    def _join(self, now_s: float) -> None:
+        """Requests whose blocks have been loaded come behind those that run, as in vLLM."""
+        ready = [run for run in self.running if -math.inf < run.loaded_s <= now_s]
+        for run in ready:
+            run.loaded_s = -math.inf
+            self.running.remove(run)
+            self.running.append(run)
 
     def _let_in(self, run: Run, now_s: float) -> bool:
         """Start the request if there is room for it."""

@@ -208,8 +208,11 @@ async def _unlisted(app: str) -> dict[DeploymentName, frozenset[ReplicaId]]:
 
 
 def _part(details: Mapping[str, Any]) -> ServedPart:
-    status = details["status"]
-    return ServedPart(str(getattr(status, "value", status)), details.get("message") or "")
+    status, trigger = (
+        str(getattr(word, "value", word))
+        for word in (details["status"], details.get("status_trigger", ""))
+    )
+    return ServedPart(status, details.get("message") or "", trigger)
 
 
 def is_on_head_node() -> bool:

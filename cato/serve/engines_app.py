@@ -11,12 +11,13 @@ from cato.core.ids import PoolName
 from cato.core.topology import DeploymentSpec
 
 FAILED = "DEPLOY_FAILED"
-"""Serve's status of an application or deployment that it has given up on."""
+"""Serve's status of an application or deployment that did not come up."""
 
 UNPLACEABLE = "no host can hold a replica of"
 """Prefix of a reason that only more hosts can fix."""
 
 _HEALTHY = "HEALTHY"
+_REPLICA_LOST = "HEALTH_CHECK_FAILED"
 # The line of a traceback with the exception; the lines after it belong to its message.
 _RAISED = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b[^:]*:|[\w.]+(Error|Exception)$")
 _MAX_LINES = 20
@@ -25,10 +26,18 @@ _TO_DO = "correct the deployment file and deploy it again"
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """Status and message of an application or a deployment, in Serve's words."""
+    """Status and message of an application or a deployment, in Serve's words; `trigger` is what
+    caused a deployment's status."""
 
     status: str
     message: str = ""
+    trigger: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Serve has given it up. A replica that is lost while others start, or after a restart of
+        Serve's controller, gives the same status, but is replaced."""
+        return self.status == FAILED and self.trigger != _REPLICA_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +49,15 @@ class ServedApplication:
     args: Mapping[str, object] | None = None
 
     @property
+    def failed(self) -> dict[str, ServedPart]:
+        """The deployments that Serve has given up."""
+        return {name: part for name, part in self.deployments.items() if part.has_failed}
+
+    @property
     def failure(self) -> str:
         """Why it failed for good; empty while it may start. The first line is public."""
-        failed = {n: d for n, d in self.deployments.items() if d.status == FAILED}
-        if self.itself.status != FAILED and not failed:
+        failed = self.failed
+        if not failed and (self.itself.status != FAILED or self.deployments):
             return ""
         parts = failed or {"": self.itself}
         head = "the engines failed to deploy" + (f": {', '.join(failed)}" if failed else "")
@@ -62,13 +76,13 @@ class ServedApplication:
 def refusal(app: str, served: ServedApplication) -> str:
     """Why the last deployment of `app` failed and what to do; empty if it did not. The first line
     is public."""
-    if served.itself.status != FAILED:
+    if not served.failure:
         return ""
-    failed = [name for name, part in served.deployments.items() if part.status == FAILED]
+    failed = served.failed
     what = f" ({', '.join(failed)})" if failed else ", so what ran before it stays in use"
     head = f"the last deployment of the application {app} failed{what}: {_TO_DO}"
-    parts = [(name, served.deployments[name]) for name in failed] or [("", served.itself)]
-    return "\n".join([head, *(_told(name, part) for name, part in parts)])
+    parts = failed or {"": served.itself}
+    return "\n".join([head, *(_told(name, part) for name, part in parts.items())])
 
 
 def why_unplaceable(

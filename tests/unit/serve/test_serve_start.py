@@ -324,7 +324,19 @@ def test_a_deployment_that_does_not_come_up_is_told_by_name() -> None:
     parts = {"fast": ServedPart(FAILED, TRACE), "large": ServedPart("HEALTHY")}
     told = refusal("engines", ServedApplication(ServedPart(FAILED, "x"), parts))
     assert told.startswith("the last deployment of the application engines failed (fast): correct")
-    assert refusal("engines", ServedApplication(ServedPart("RUNNING"), parts)) == ""
+    healthy = {"fast": ServedPart("HEALTHY")}
+    assert refusal("engines", ServedApplication(ServedPart("RUNNING"), healthy)) == ""
+
+
+def test_a_replica_that_is_lost_while_others_start_is_no_failed_deployment() -> None:
+    """Serve replaces it: `cato serve` must wait, and nobody correct the file."""
+    lost = ServedPart(FAILED, "A replica's health check failed.", "HEALTH_CHECK_FAILED")
+    never = ServedPart(FAILED, "The deployment failed to start 3 times", "REPLICA_STARTUP_FAILED")
+    app = ServedApplication(ServedPart(FAILED, "x"), {"fast": lost, "large": ServedPart("HEALTHY")})
+    assert (app.failure, refusal("engines", app)) == ("", "")
+    assert app.trouble == "fast: A replica's health check failed."
+    both = ServedApplication(ServedPart(FAILED, "x"), {"fast": lost, "large": never})
+    assert both.failure.splitlines()[0] == "the engines failed to deploy: large"
 
 
 @pytest.mark.parametrize(

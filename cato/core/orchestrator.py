@@ -40,7 +40,7 @@ from cato.core.pool.refusal import Refusal
 from cato.core.pool.replica import Replica
 from cato.core.pool.replicas import BY_ID, Replicas
 from cato.core.record import changed
-from cato.core.snapshot import Invocation, ReplicaSnapshot
+from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
 
 # Replicas report every 0.5 s; a busy host may be late several times in a row.
 SILENCE_S = 5.0
@@ -135,6 +135,7 @@ class PoolOrchestrator:
                 self._doubt(event)
             case PoliciesChanged():
                 self._backlog.change_policies(event.policies)
+                self._backlog.stages.change_policy(event.policies.stages, self._calls())
                 if not event.policies.reserve:
                     self._dispatcher.saved = 0.0
             case Ticked():
@@ -228,6 +229,10 @@ class PoolOrchestrator:
         self._replicas.check_invariants()
         self._backlog.check_invariants()
         self._leases.check_invariants()
+        self._backlog.stages.check_invariants(self._calls())
+
+    def _calls(self) -> list[Waiting | Running]:
+        return [*self._waiting.values(), *(lease.running for lease in self._leases.by_id.values())]
 
     def why_waiting(self, invocation_id: InvocationId) -> str:
         """Why the invocation is still queued; empty if it is not queued."""

@@ -194,6 +194,14 @@ class MappingPolicy(Protocol):
     def start(self, waiting: Sequence[Invocation], replica: ReplicaView, now_s: float) -> Batch: ...
 
 
+class StagePolicy(Protocol):
+    """The bound by which the longest call of a stage is found."""
+
+    def left_tokens(self, invocation: Invocation, tokens: int = 0) -> float:
+        """The most tokens to come after `tokens` of this attempt."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AdmitAlways:
     """Admits everything that finds a slot; the engine's own limit is the only bound."""
@@ -221,7 +229,8 @@ class Policies:
     tool call are protected from eviction (simulated engines only: vLLM has no such order).
     `by_turns`: a call may start only after `TurnCame`, for pools that share their replicas.
     `asks_at_once`: a new call that comes first and that no replica takes asks `preemption` at once;
-    late binding only.
+    late binding only. `stages`: calls of one run that are here at once know how long the longest of
+    them may go on (`Invocation.stage_tokens`).
     """
 
     routing: RoutingPolicy
@@ -243,3 +252,4 @@ class Policies:
     retain_s: float = 0.0
     by_turns: bool = False
     asks_at_once: bool = False
+    stages: StagePolicy | None = None

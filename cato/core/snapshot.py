@@ -67,6 +67,10 @@ class Invocation:
     `leaves_at_s` is when its client gives up without a first token (inf: the client did not say).
     `begun_in_time`: a stream whose first token was in time goes on after a preemption or the loss
     of its replica; `deadline_s` is then when it would end at its pace.
+
+    `stage_tokens`: what the longest of the run's calls in this pool has still to generate, at most,
+    by the bound of the pool's policies. Its router sets it, where policies ask for it and the run
+    has several calls there at once (0: neither); see `cato.core.pool.stages`.
     """
 
     id: InvocationId
@@ -98,6 +102,7 @@ class Invocation:
     calls: int = 1
     leaves_at_s: float = inf
     begun_in_time: bool = False
+    stage_tokens: int = 0
 
     def continued(self, attempt: int, tokens: int, began_at_s: float | None = None) -> Invocation:
         """The rest of the call once this attempt's `tokens` are part of the prompt.

@@ -204,13 +204,14 @@ def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> 
         admission=TempoAdmission(reserve),
         preemption=TempoPreemption(density),
         max_queued=UNBOUNDED,
+        stages=density,
     )
 
 
 def jitserve(profile: Profile, frame_s: float = 1.0, group: float = 1.25) -> Policies:
     """JITServe: Tempo with hard goodput in place of a decaying gain, just in time."""
     hard = GainDensity(profile, a=inf)
-    return replace(tempo(hard), ordering=JitServeOrdering(hard, frame_s, group))
+    return replace(tempo(hard), ordering=JitServeOrdering(hard, frame_s, group), stages=None)
 
 
 def mapped(mapper: str, cap: int, looked_at: int = MAPPED) -> Policies:

@@ -27,11 +27,12 @@ from cato.core.topology import ModelSpec
 from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
 from cato.lab.chaos.local_pools import LocalPool, LocalPools
+from cato.policies import schedulers
 from cato.serve.executor import RunningTask
 from cato.serve.lengths import Predicted
 from cato.serve.nodes.runner import NodeRunner
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.tasks import SimTask
+from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workflow_estimates import with_estimates
 from cato.sim.workflow_tasks import LlmWork, LocalWork, WorkflowClass, WorkflowOutcome, drawn_task
 
@@ -71,12 +72,12 @@ def a_live_pool(policies: Policies, *, replicas: int, slots: int) -> tuple[Local
     return pool, recording
 
 
-async def serve(pool: LocalPool, task: SimTask) -> None:
+async def serve(pool: LocalPool, task: SimTask, node: int = 0) -> None:
     """As the executor does: a lease, then its stream to the end."""
-    invocation = replace(task.invocation(0, 0.0, 0.0), deadline_s=task.target_s)
+    invocation = replace(task.invocation(node, 0.0, 0.0), deadline_s=task.target_s)
     lease = await pool.lease(invocation)
-    body = {"prompt": "x", "max_tokens": task.nodes[0].output_tokens, "ignore_eos": True}
-    request = EngineRequest(f"{task.id}.1", Endpoint.COMPLETIONS, body, lease.priority)
+    body = {"prompt": "x", "max_tokens": task.nodes[node].output_tokens, "ignore_eos": True}
+    request = EngineRequest(f"{task.id}.{node}", Endpoint.COMPLETIONS, body, lease.priority)
     async with contextlib.aclosing(pool.stream(lease, request)) as chunks:
         async for _ in chunks:
             pass
@@ -109,7 +110,25 @@ async def test_live_and_simulated_pools_serve_in_the_same_order(name: str, expec
     assert recording.order == [f"t{i}/0" for i in expected.split()]
 
 
-@pytest.mark.parametrize("name", ["foresight", "saber", "cato"])
+async def test_a_stage_goes_by_its_longest_call_live_and_simulated() -> None:
+    tempo = schedulers.OF_PROFILE["tempo"](PROFILE, 1)
+    stage = [SimNode(POOL, 200, n, n) for n in (5, 60)]
+    single = [SimNode(POOL, 200, 20, 20)]
+    tasks = [
+        a_task(id, nodes=nodes, target_s=90.0)
+        for id, nodes in (("first", single), ("stage", stage), ("single", single))
+    ]
+    pool, recording = a_live_pool(tempo, replicas=1, slots=1)
+    await pool.start()
+    await asyncio.gather(*(serve(pool, t, n) for t in tasks for n in range(len(t.nodes))))
+    await pool.stop()
+    assert recording.order == simulated_order(tempo, tasks)
+    assert recording.order == ["first/0", "single/0", "stage/1", "stage/0"]
+    by_itself = simulated_order(replace(tempo, stages=None), tasks)
+    assert by_itself == ["first/0", "stage/0", "single/0", "stage/1"]
+
+
+@pytest.mark.parametrize("name", ["foresight", "saber", "cato", "tempo"])
 async def test_what_a_live_pool_was_told_replays_to_the_same_commands(name: str) -> None:
     """With a client that leaves and a replica that dies."""
     policies, tasks = SCHEDULERS[name], some_tasks()

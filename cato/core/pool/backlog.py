@@ -17,6 +17,7 @@ from cato.core.pool.pressure import Kind, Pressure
 from cato.core.pool.queue import Parked, Queue, Waiting
 from cato.core.pool.replica import Lease, Replica
 from cato.core.pool.replicas import Replicas
+from cato.core.pool.stages import Stages
 from cato.core.pool.tenant_queues import TenantQueues
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, Running
@@ -100,6 +101,7 @@ class Backlog:
         self._begun: dict[InvocationId, Waiting] = {}  # queued calls that have tokens already
         self.prompt_tokens = 0
         self.pressure = Pressure()
+        self.stages = Stages(policies.stages)
         self._planner = _planner_of(policies)
         self._plan = NO_PLAN
         self._changes = 0  # of the queue since the plan was made
@@ -110,6 +112,7 @@ class Backlog:
     def add(self, waiting: Waiting) -> None:
         invocation = waiting.invocation
         self.waiting[invocation.id] = waiting
+        self.stages.came(waiting)
         self._changes += 1
         if self._accepting:
             waiting.load_s, waiting.decoding_s = self._load_of(invocation)
@@ -132,6 +135,7 @@ class Backlog:
     def renew(self, waiting: Waiting, invocation: Invocation) -> None:
         """A queued call is offered again; its load stays what it was when it came."""
         waiting.invocation, waiting.work = invocation, None
+        self.stages.came(waiting)
         if invocation.generated:
             self._begun[invocation.id] = waiting
         else:
@@ -140,6 +144,7 @@ class Backlog:
     def remove(self, waiting: Waiting) -> None:
         id = waiting.invocation.id
         del self.waiting[id]
+        self.stages.went(waiting.invocation)
         self._changes += 1
         self.load_s = self.load_s - waiting.load_s if self.waiting else 0.0
         self._begun.pop(id, None)
@@ -288,6 +293,7 @@ class Backlog:
 
     def refresh(self, queue: Queue | TenantQueues, now_s: float) -> None:
         """Rank what has no valid rank; before that, plan again if the queue has changed much."""
+        self.stages.settle()
         self.pressure.pass_to(now_s)
         if self._planner is not None and PLANS * self._changes > len(self.pressure):
             self._plan_again(self._planner, now_s)

@@ -70,6 +70,7 @@ class Leases:
             replica.id, running, command, uncached_tokens, prompt_s, prompt_end_s, age, went_first
         )
         replica.leases[id] = running
+        self._backlog.stages.came(running)
         replica.wide += invocation.calls - 1
         if invocation.prefix and replica.has_prefix_cache:
             picture.use(replica.id, invocation.session, invocation.prefix)
@@ -88,6 +89,7 @@ class Leases:
         if lease is None:
             return []
         served = lease.running.invocation
+        self._backlog.stages.went(served)
         tokens = max(output_tokens, lease.running.tokens)
         paid = served.expected_tokens * served.calls
         self._shares.charge(served.tenant, served.weight, 0, tokens - paid)
@@ -230,6 +232,7 @@ class Leases:
             replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
         replica.context_tokens += tokens - running.tokens
         running.saw(tokens, now_s, step_s)
+        self._backlog.stages.progressed(running)
         running.prompts_seen_s = replica.prompts_done_s
 
     def _see_pace(self, replica: Replica, running: Running, tokens: int, step_s: float) -> bool:

@@ -19,10 +19,10 @@ class TempoPreemption:
     Gain: the difference of the densities for as long as the new call runs. Loss: the victim's KV
     cache is computed again later, and the whole batch waits for that. Running calls are safe for
     their first `quantum_tokens`, about 20 decode steps: otherwise calls with similar densities
-    would swap slots at every step. `counts_loss` False: any difference preempts. Measured
-    (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds): 120 preemptions per run, 460 without
-    quantum, 660 when the loss is not counted, 3,200 without both, which costs 7 points of
-    attainment.
+    would swap slots at every step. `counts_loss` False: any difference preempts. Measured with each
+    call by its own bound (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds): 120 preemptions per
+    run, 460 without quantum, 660 when the loss is not counted, 3,200 without both, which costs 7
+    points of attainment.
     """
 
     density: GainDensity

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
+from math import expm1, inf, sqrt
 from pathlib import Path
 from statistics import fmean
 
@@ -47,7 +47,7 @@ from cato.sim.cato_workload import CATO_PRINTED_CLASSES, MODEL_A, MODEL_B
 from cato.sim.experiment import Options, silent
 from cato.sim.report import Report
 from cato.sim.tasks import SimTask
-from cato.sim.tempo_workload import tempo_tasks
+from cato.sim.tempo_workload import CHATBOT, TEMPO_LENGTHS, tempo_tasks
 from cato.sim.workloads import saber_tasks
 
 CODING_CELLS = [
@@ -200,6 +200,24 @@ def test_tempo_mixes_requests_and_objectives_as_the_paper_does() -> None:
         ("throughput", SloMetric.E2E, printed.TEMPO_TTLT_S, inf),
         ("collective", SloMetric.E2E, 2 * printed.TEMPO_TTLT_S, inf),  # two stages
     }
+
+
+def test_tempo_can_have_the_papers_lengths() -> None:
+    tasks = tempo_tasks(1.0, 5000, 1, tempo_variants.POOL, length=CHATBOT)
+    for kind, (prompt, output) in printed.TEMPO_CHATBOT.items():
+        mine = [t.nodes for t in tasks if (t.name == "collective") == (kind == "collective")]
+        prompts = fmean(sum(n.prompt_tokens for n in nodes) for nodes in mine)
+        outputs = fmean(sum(n.output_tokens for n in nodes) for nodes in mine)
+        assert prompts == pytest.approx(prompt[0], rel=0.05)
+        assert outputs == pytest.approx(output[0], rel=0.05)
+        calls, call = len(mine[0]), TEMPO_LENGTHS[CHATBOT][kind == "collective"]
+        assert _deviation(calls, call.prompt, call.prompt_spread) == pytest.approx(prompt[1])
+        assert _deviation(calls, call.output, call.output_spread) == pytest.approx(output[1])
+
+
+def _deviation(calls: int, mean: float, spread: float) -> float:
+    """Of the sum of so many lognormal lengths."""
+    return mean * sqrt(calls * expm1(spread**2))
 
 
 def test_cace_has_the_papers_models_cards_and_patterns() -> None:

@@ -15,7 +15,7 @@ from cato.lab.experiments import tempo
 from cato.lab.registry import experiment
 from cato.sim.experiment import Options, silent
 from cato.sim.tasks import Outcome, SimNode, SimTask, service_gain
-from cato.sim.tempo_workload import TEMPO_ENGINE, tempo_rate_per_s, tempo_tasks
+from cato.sim.tempo_workload import CHATBOT, TEMPO_ENGINE, tempo_rate_per_s, tempo_tasks
 from cato.sim.workloads import with_known_lengths
 
 POOL = PoolName("p")
@@ -74,6 +74,14 @@ def test_load_one_is_what_the_engine_does_at_its_full_batch() -> None:
     alone_per_s = TEMPO_ENGINE.max_running / TEMPO_ENGINE.decode_step_s(TEMPO_ENGINE.max_running)
     prefill_share = tempo_rate_per_s(1.0) * calls_per_task * 500 * 30e-6
     assert tokens_per_s == pytest.approx(alone_per_s * (1 - prefill_share))
+
+
+def test_load_one_is_the_same_work_with_the_papers_lengths() -> None:
+    engine, n = TEMPO_ENGINE, 5000
+    step_s = engine.decode_step_s(engine.max_running) / engine.max_running
+    nodes = [x for t in tempo_tasks(1.0, n, 2, POOL, length=CHATBOT) for x in t.nodes]
+    work_s = sum(x.prompt_tokens * 30e-6 + x.output_tokens * step_s for x in nodes)
+    assert work_s / n * tempo_rate_per_s(1.0, length=CHATBOT) == pytest.approx(1.0, rel=0.03)
 
 
 def test_the_mix_is_three_to_one_to_one_and_stages_depend_on_each_other() -> None:

@@ -266,6 +266,11 @@ SLO_SA_BASELINES = ("annealing", "exhaustive", "fcfs")
 TEMPO_SHARES: Shares = MappingProxyType({"latency": 0.6, "throughput": 0.2, "collective": 0.2})
 TEMPO_TTFT_S, TEMPO_TBT_S, TEMPO_TTLT_S = 2.0, 0.1, 20.0
 
+TEMPO_CHATBOT: Mapping[str, tuple[tuple[float, float], tuple[float, float]]] = MappingProxyType(
+    {"single": ((93, 244), (318, 313)), "collective": ((1300, 912), (4458, 1176))}
+)
+"""Table 2, the chatbot workload: mean and deviation of a request's input and output tokens."""
+
 TEMPO_BASELINES: Mapping[str, str] = MappingProxyType(
     {
         "vLLM": "fcfs, prompts whole",

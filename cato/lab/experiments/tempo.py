@@ -1,14 +1,16 @@
 """Tempo: mixed objectives in overload. Attainment and service gain by scheduler.
 
 One replica with chunked prefill serves streams, calls with a deadline and collective tasks, 3 : 1 :
-1, above its capacity. The ablation removes Tempo's parts one by one; a share of its tasks has no
-SLO, and must not starve.
+1, above its capacity, with assumed lengths and with those of the paper's Table 2. The ablation, on
+assumed lengths, removes Tempo's parts one by one; a share of its tasks has no SLO, and must not
+starve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from math import inf, nan
 from pathlib import Path
 
@@ -30,9 +32,9 @@ from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.metrics import metrics_of
-from cato.sim.report import Report, Sample, Setting, Target
+from cato.sim.report import Mean, Report, Sample, Setting, Target
 from cato.sim.tasks import Outcome, service_gain
-from cato.sim.tempo_workload import TEMPO_SHARES, tempo_tasks
+from cato.sim.tempo_workload import ASSUMED, TEMPO_LENGTHS, TEMPO_SHARES, tempo_tasks
 
 GROUP = 6
 LOADS = (0.9, 1.05, 1.15, 1.3)
@@ -57,10 +59,11 @@ def _measured(
     load: float,
     without_slo: float,
     count: int,
+    lengths: str,
     name: str,
     seed: int,
 ) -> dict[str, float]:
-    tasks = tempo_tasks(load, count, seed, POOL, without_slo)
+    tasks = tempo_tasks(load, count, seed, POOL, without_slo, length=lengths)
     fleet, outcomes = ran(variants[name], tasks)
     return metrics_of(fleet, outcomes) | class_metrics(outcomes)
 
@@ -103,9 +106,14 @@ def _count(options: Options, usual: int) -> int:
 def _loads(options: Options) -> list[Trial]:
     count = _count(options, COUNT)
     return [
-        Trial({"load": load, "without_slo": 0.0}, partial(_measured, SCHEDULERS, load, 0.0, count))
+        Trial(_setting(load, lengths), partial(_measured, SCHEDULERS, load, 0.0, count, lengths))
+        for lengths in TEMPO_LENGTHS
         for load in LOADS
     ]
+
+
+def _setting(load: float, lengths: str) -> Setting:
+    return {"load": load, "without_slo": 0.0, "lengths": lengths}
 
 
 def _shares(options: Options) -> list[Trial]:
@@ -114,7 +122,7 @@ def _shares(options: Options) -> list[Trial]:
     return [
         Trial(
             {"load": ABLATION_LOAD, "without_slo": share},
-            partial(_measured, PARTS, ABLATION_LOAD, share, count),
+            partial(_measured, PARTS, ABLATION_LOAD, share, count, ASSUMED),
         )
         for share in (0.0, WITHOUT_SLO)
     ]
@@ -149,17 +157,26 @@ _PROMISES: tuple[tuple[str, Callable[[_Metrics, _Metrics], float], float, str], 
 def _targets(samples: Sequence[Sample]) -> list[Target]:
     """Every target at every load from `PROMISED_FROM` on, paired by seed."""
     found = []
-    for baseline, value, goal, words in _PROMISES:
-        for load in (x for x in LOADS if x >= PROMISED_FROM):
-            setting: Setting = {"load": load, "without_slo": 0.0}
-            ours, theirs = (schedulers.FORESIGHT, setting), (baseline, setting)
-            text = f"foresight: {words}, load {load}"
-            found += paired_target(GROUP, text, goal, samples, ours, theirs, value)
+    loads = [load for load in LOADS if load >= PROMISED_FROM]
+    for lengths, (baseline, value, goal, words), load in product(TEMPO_LENGTHS, _PROMISES, loads):
+        setting = _setting(load, lengths)
+        ours, theirs = (schedulers.FORESIGHT, setting), (baseline, setting)
+        text = f"foresight: {words}, load {load}, lengths {lengths}"
+        found += paired_target(GROUP, text, goal, samples, ours, theirs, value)
     return found
 
 
 def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
     """Attainment, gain and throughput over load; attainment by class."""
+    paths: list[Path] = []
+    for lengths in TEMPO_LENGTHS:
+        means = [m for m in report.means if m.setting["lengths"] == lengths]
+        end = "" if lengths == ASSUMED else f"-{lengths}"
+        paths += _plot_lengths(means, end, folder)
+    return paths
+
+
+def _plot_lengths(means: Sequence[Mean], end: str, folder: Path) -> Sequence[Path]:
     fig, axes = plots.figure(3)
     for ax, (metric, label, scale) in zip(
         axes,
@@ -170,17 +187,17 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
         ),
         strict=True,
     ):
-        plots.lines(ax, [m for m in report.means if m.metric == metric], "load", label, scale)
+        plots.lines(ax, [m for m in means if m.metric == metric], "load", label, scale)
     plots.legend(fig)
-    overview = plots.save(fig, folder, "tempo-e2e")
+    overview = plots.save(fig, folder, f"tempo-e2e{end}")
     fig, axes = plots.figure(len(TEMPO_SHARES))
     for ax, name in zip(axes, TEMPO_SHARES, strict=True):
-        mine = [m for m in report.means if m.metric == f"attainment_{name}"]
+        mine = [m for m in means if m.metric == f"attainment_{name}"]
         plots.lines(ax, mine, "load", "SLO attainment (%)", 100.0)
         ax.set_title(name)
         ax.set_ylim(-2, 102)
     plots.legend(fig)
-    return (overview, plots.save(fig, folder, "tempo-e2e-classes"))
+    return (overview, plots.save(fig, folder, f"tempo-e2e-classes{end}"))
 
 
 def plot_ablation(report: Report, folder: Path) -> Sequence[Path]:

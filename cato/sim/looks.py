@@ -62,6 +62,7 @@ _FIXED: Mapping[str, Look] = MappingProxyType(
         # Router and scaling.
         "foresight + forecast": Look(_BLACK, "-"),
         "cato + cato": Look(_BLUE, "-"),
+        "cato + cato, line 24 as printed": Look(_BLUE, ":"),
         "cato + cato, read literally": Look(_BLUE, "--"),
         "ray-serve + queue-length": Look(_ORANGE, "-"),
         "ray-serve + queue-length, up at once": Look(_ORANGE, "--"),

@@ -14,6 +14,8 @@ from cato.policies.ordering.slack_priority import LateLast
 from cato.policies.routing.cato import CatoRouting
 from cato.sim.workloads import SEVEN_B
 
+AS_PRINTED = "cato, line 24 as printed"
+
 
 def _as_printed() -> Policies:
     """Algorithm 1 with its line 24: the first replica for a call that is not late, fits nowhere."""
@@ -33,7 +35,7 @@ ROUTERS: Mapping[str, Callable[[], Policies]] = MappingProxyType(
     {
         schedulers.FORESIGHT: schedulers.foresight,
         "cato": schedulers.cato,
-        "cato, line 24 as printed": _as_printed,
+        AS_PRINTED: _as_printed,
         "cato, late work last": _late_last,
         **{
             name: _of_engine(name)

@@ -186,7 +186,7 @@ class ReplicaRouter:
         (event, commands), self._unnoted = self._unnoted, None
         self._meter.handle(event)
         if refits(self._names):
-            self._meter_of_speed.handle(event)
+            self._meter_of_speed.handle(event, commands)
         self._decisions.note(time.time(), event, commands, self._core)
         if self._log is not None:
             self._log.write(event, commands, self._names, self._profile, self._speeds)

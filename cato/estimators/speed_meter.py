@@ -1,77 +1,153 @@
-"""Speeds of running calls by load, from the progress that replicas report.
+"""Speeds of finished calls by load, from a pool's events and commands.
 
 SABER fits its law of speed to such pairs of load and speed, measured with the engine (its offline
-phase). A router measures them all the time, so that the law follows the engine that it has.
+phase). A router measures them all the time, so that the law follows the engine and the work that it
+has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from cato.core.events import Event, ReplicaLost, ReplicaProgressed
+from cato.core.commands import Command, Dispatch, Preempt
+from cato.core.events import (
+    Event,
+    InvocationEnded,
+    InvocationWithdrawn,
+    ReplicaLost,
+    ReplicaReported,
+    StreamLost,
+)
 from cato.core.ids import InvocationId, ReplicaId
+from cato.core.pool.leases import LEASE_GRACE_S
 
 Speeds = Mapping[int, float]
 """Tokens per second of one call, by the calls that run together, itself included."""
 NO_SPEEDS: Speeds = MappingProxyType({})
 
-# Intervals of a load before its mean counts, and intervals that a mean remembers.
-LEAST_INTERVALS, INTERVALS_KEPT = 5, 50
+# Calls of a load before its mean counts, and calls that a mean remembers.
+LEAST_CALLS, CALLS_KEPT = 5, 50
 
 
 @dataclass(slots=True)
 class _Mean:
-    intervals: int = 0
+    calls: int = 0
     tokens_per_s: float = 0.0
 
     def saw(self, tokens_per_s: float) -> None:
-        self.intervals += 1
-        weight = 1 / min(self.intervals, INTERVALS_KEPT)
+        self.calls += 1
+        weight = 1 / min(self.calls, CALLS_KEPT)
         self.tokens_per_s += weight * (tokens_per_s - self.tokens_per_s)
+
+
+@dataclass(slots=True)
+class _Replica:
+    """`held_s`: integral of its number of calls over time, until `at_s`."""
+
+    at_s: float
+    held: int = 0
+    held_s: float = 0.0
+
+    def changes(self, now_s: float, calls: int) -> float:
+        self.held_s += self.held * (now_s - self.at_s)
+        self.at_s, self.held = now_s, self.held + calls
+        return self.held_s
+
+
+@dataclass(slots=True)
+class _Call:
+    replica: ReplicaId
+    attempt: int
+    at_s: float
+    held_before_s: float
 
 
 @dataclass(slots=True)
 class SpeedMeter:
     """Mean speeds by load, over a pool's replicas. Mutable; one owner.
 
-    An interval lies between two reports of a replica. Its load is the mean of both reports', and
-    the calls in both have its speed, slowed by prompts that joined meanwhile, as in the paper.
+    As in the paper (Section IV-B, step 1) a call's speed is its tokens by its time at the replica,
+    prompts included, and its load the mean number of calls there meanwhile. Calls that continue
+    elsewhere, after a preemption or a loss, have no speed.
     """
 
-    _last: dict[ReplicaId, tuple[float, dict[InvocationId, int]]] = field(default_factory=dict)
+    _replicas: dict[ReplicaId, _Replica] = field(default_factory=dict)
+    _calls: dict[InvocationId, _Call] = field(default_factory=dict)
     _means: dict[int, _Mean] = field(default_factory=dict)
     _is_new: bool = False
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: Event, commands: Sequence[Command]) -> None:
+        now_s = event.now_s
         match event:
-            case ReplicaProgressed(now_s, replica, tokens):
-                self._progress(now_s, replica, dict(tokens))
-            case ReplicaLost(_, replica):
-                self._last.pop(replica, None)
+            case InvocationEnded(invocation_id=id):
+                self._end(event)
+            case InvocationWithdrawn(invocation_id=id) | StreamLost(invocation_id=id):
+                self._stop(id, now_s)
+            case ReplicaLost(replica_id=replica):
+                self._stop_all(now_s, lambda _, call: call.replica == replica)
+            case ReplicaReported(replica_id=replica, held=held):
+                # As the pool does: such a lease never reached its replica.
+                before_s, known = now_s - LEASE_GRACE_S, frozenset(held)
+                self._stop_all(
+                    now_s,
+                    lambda id, call: (
+                        call.replica == replica and call.at_s < before_s and id not in known
+                    ),
+                )
             case _:
                 pass
+        for command in commands:
+            match command:
+                case Dispatch(invocation_id=id):
+                    self._start(command, now_s)
+                case Preempt(invocation_id=id):
+                    self._stop(id, now_s)
+                case _:
+                    pass
 
     def news(self) -> Speeds | None:
-        """All speeds, if intervals came since the last look and a load has enough of them."""
+        """All speeds, if calls ended since the last look and a load has enough of them."""
         if not self._is_new:
             return None
         self._is_new = False
         known = {
             load: mean.tokens_per_s
             for load, mean in sorted(self._means.items())
-            if mean.intervals >= LEAST_INTERVALS
+            if mean.calls >= LEAST_CALLS
         }
         return known or None
 
-    def _progress(self, now_s: float, replica: ReplicaId, tokens: dict[InvocationId, int]) -> None:
-        since_s, before = self._last.get(replica, (now_s, {}))
-        self._last[replica] = (now_s, tokens)
-        both = [n - before[id] for id, n in tokens.items() if id in before]
-        # A preempted call counts its tokens from 0 again.
-        if now_s <= since_s or not both or min(both) < 0 or not any(both):
+    def _start(self, command: Dispatch, now_s: float) -> None:
+        id, call = command.invocation_id, self._calls.get(command.invocation_id)
+        if call is not None and (call.attempt, call.replica) == (
+            command.attempt,
+            command.replica_id,
+        ):
+            return  # the answer was lost: the lease is told again
+        self._stop(id, now_s)
+        replica = self._replicas.setdefault(command.replica_id, _Replica(now_s))
+        held_s = replica.changes(now_s, 1)
+        self._calls[id] = _Call(command.replica_id, command.attempt, now_s, held_s)
+
+    def _end(self, event: InvocationEnded) -> None:
+        call = self._calls.get(event.invocation_id)
+        if call is None or call.attempt != event.attempt:
             return
-        load = max(1, round((len(before) + len(tokens)) / 2))
-        self._means.setdefault(load, _Mean()).saw(sum(both) / len(both) / (now_s - since_s))
+        held_s = self._stop(event.invocation_id, event.now_s)
+        took_s = event.now_s - call.at_s
+        if event.outcome != "done" or call.attempt > 1 or took_s <= 0 or event.output_tokens < 1:
+            return
+        load = max(1, round((held_s - call.held_before_s) / took_s))
+        self._means.setdefault(load, _Mean()).saw(event.output_tokens / took_s)
         self._is_new = True
+
+    def _stop(self, id: InvocationId, now_s: float) -> float:
+        """The call is not there any more; returns its replica's integral."""
+        call = self._calls.pop(id, None)
+        return 0.0 if call is None else self._replicas[call.replica].changes(now_s, -1)
+
+    def _stop_all(self, now_s: float, is_gone: Callable[[InvocationId, _Call], bool]) -> None:
+        for id in [id for id, call in self._calls.items() if is_gone(id, call)]:
+            self._stop(id, now_s)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cato.core.commands import Command
 from cato.core.errors import InputError, UnknownNameError
+from cato.core.events import Event
 from cato.core.ids import InvocationId
+from cato.core.orchestrator import PoolOrchestrator
 from cato.estimators.speed_meter import SpeedMeter
 from cato.lab.experiments import azure_replay, length_models, saber, saber_estimators
 from cato.lab.registry import experiment
+from cato.lab.studies import completions, matrix, matrix_cells
 from cato.policies import schedulers
-from cato.policies.admission.saber import speed_model
+from cato.policies.admission.saber import SaberAdmission, speed_model
 from cato.sim.experiment import Options, silent
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.replica import Sequence, SimReplica
@@ -174,15 +178,48 @@ def test_saber_estimators_refuse_an_unknown_curve() -> None:
         experiment("saber-estimators").run(Options(seeds=(0,), policies=("cubic",)), silent)
 
 
+@dataclass(slots=True)
+class Metered:
+    """A pool's orchestrator with a meter of its speeds, as in a router."""
+
+    orchestrator: PoolOrchestrator
+    meter: SpeedMeter = field(default_factory=SpeedMeter)
+
+    def handle(self, event: Event) -> tuple[Command, ...]:
+        commands = self.orchestrator.handle(event)
+        self.meter.handle(event, commands)
+        return commands
+
+
 def test_speeds_that_a_router_measures_correct_a_profile_that_is_wrong() -> None:
     believed = SABER_ENGINE.slowed(2.0)
-    meter = SpeedMeter()
     pool = PoolSetup(saber.POOL, (SABER_ENGINE,), schedulers.saber(speed_model(believed)))
-    fleet = Fleet([pool], recorder=lambda _, event: meter.handle(event))
-    fleet.run(saber_tasks("W1", 5.0, 150, 0, saber.POOL))
-    speeds = meter.news()
+    fleet = Fleet([pool])
+    metered = Metered(fleet.pools[saber.POOL].orchestrator)
+    fleet.pools[saber.POOL].orchestrator = metered
+    fleet.run(saber_tasks("W1", 5.0, 300, 0, saber.POOL))
+    speeds = metered.meter.news()
     assert speeds is not None
     right, found = saber_estimators.offline_fit(saber_estimators.USL), speed_model(believed, speeds)
     for load in (1, 5, 20, 40):
         assert found.speed(load) == pytest.approx(right.speed(load), rel=0.25)
         assert speed_model(believed).speed(load) < 0.75 * right.speed(load)
+
+
+def test_the_law_of_a_profile_is_near_that_of_requests_with_their_prompts() -> None:
+    measured, known = saber_estimators.offline_fit(saber_estimators.USL), speed_model(SABER_ENGINE)
+    for load in (1, 5, 20, 64, 100):
+        assert known.speed(load) == pytest.approx(measured.speed(load), rel=0.06)
+
+
+def test_a_law_of_requests_with_long_prompts_is_far_below_the_speed_of_decoding() -> None:
+    decoding_per_s = 1 / completions.ENGINE.decode_step_s(16, 512)
+    assert matrix_cells.speed_law("64/20").speed(16) > 0.9 * decoding_per_s
+    assert matrix_cells.speed_law("8000/500").speed(16) < 0.4 * decoding_per_s
+
+
+def test_saber_knows_the_engine_of_a_cell_whatever_the_others_believe() -> None:
+    scene = replace(matrix.BASES[0], slowness=2.0)
+    pool = matrix_cells.cell_of(scene, None).with_policies("saber")
+    assert isinstance(pool.policies.admission, SaberAdmission)
+    assert pool.policies.admission.model == matrix_cells.speed_law(scene.traffic)

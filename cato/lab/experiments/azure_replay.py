@@ -19,22 +19,20 @@ from statistics import fmean
 import numpy as np
 
 from cato.core.errors import InputError
-from cato.core.ids import InvocationId, PoolName
+from cato.core.ids import PoolName
 from cato.core.policies import Policies
 from cato.core.topology import RAY_SERVE
-from cato.estimators.usl import SpeedSample, UslFit, fit_usl
+from cato.estimators.usl import UslFit
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.lab.experiments.hindsight import CLAIRVOYANT, clairvoyant, missed_of
-from cato.lab.experiments.saber_estimators import load_and_speed
+from cato.lab.experiments.saber_estimators import offline_law
 from cato.lab.study import Measured, Study, Trial
 from cato.policies import schedulers
-from cato.sim import replica
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.looks import look_of
 from cato.sim.metrics import metrics_of
 from cato.sim.plots import figure, legend, save
-from cato.sim.replica import SimReplica
 from cato.sim.report import Report, Sample, Setting, Target, mean_and_stderr
 from cato.sim.tasks import SimTask
 from cato.sim.trace_tasks import trace_beliefs, trace_tasks
@@ -60,33 +58,23 @@ OPPONENTS = (
     "plas-waiting",
 )
 SABER = "saber"
-# Arrivals of SABER's offline phase, from one request at a time to more than a replica can bear, and
-# their number at each rate. Its rows and arrivals are drawn with a seed of their own.
+# Arrivals of SABER's offline phase, from one request at a time to more than a replica can bear.
 OFFLINE_RATES_PER_S = (0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-OFFLINE_REQUESTS = 100
-OFFLINE_SEED = 77_002
 
 
 @lru_cache(maxsize=4)
 def speed_law(trace: Path, learnt: tuple[int, int], chunked: bool) -> UslFit:
-    """SABER's offline phase: requests of rows `learnt` on one replica with the cap lifted.
+    """SABER's offline phase on rows `learnt`: see `offline_law`.
 
-    As in the paper (Section IV-B, step 1) a request's speed is its tokens by its execution time,
-    prompts included. One replica: its law depends neither on the number nor the trace's speed.
+    The law depends neither on the number of replicas nor on the trace's speed.
     """
     rows = load_azure(trace)[slice(*learnt)]
-    samples: list[SpeedSample] = []
-    for rate_per_s in OFFLINE_RATES_PER_S:
-        rng = np.random.default_rng([OFFLINE_SEED, round(1000 * rate_per_s)])
-        drawn = [rows[i] for i in rng.integers(0, len(rows), OFFLINE_REQUESTS)]
-        arrived_at_s = np.cumsum(rng.exponential(1 / rate_per_s, OFFLINE_REQUESTS)).tolist()
-        sequences = [
-            replica.Sequence(InvocationId(str(i)), row.prompt_tokens, max(1, row.output_tokens))
-            for i, row in enumerate(drawn)
-        ]
-        engine = SimReplica(SEVEN_B, OFFLINE_REQUESTS, _chunk_tokens(chunked))
-        samples += load_and_speed(sequences, arrived_at_s, engine)
-    return fit_usl(samples)
+
+    def drawn(rng: np.random.Generator, n: int) -> list[tuple[int, int]]:
+        chosen = [rows[i] for i in rng.integers(0, len(rows), n)]
+        return [(row.prompt_tokens, max(1, row.output_tokens)) for row in chosen]
+
+    return offline_law(OFFLINE_RATES_PER_S, drawn, SEVEN_B, _chunk_tokens(chunked))
 
 
 # Without SABER, which learns its law from the trace.

@@ -7,7 +7,7 @@ even requests, all rates together; `held_out_r2` is computed on the odd ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
@@ -16,6 +16,7 @@ import numpy as np
 
 from cato.core.errors import InputError
 from cato.core.ids import InvocationId
+from cato.core.profile import Profile
 from cato.estimators.usl import (
     LinearFit,
     LogisticFit,
@@ -102,6 +103,31 @@ def load_and_speed(
             engine.submit(now_s, sequences[following])
             following += 1
     return tuple(found[s.id] for s in sequences)
+
+
+def offline_law(
+    rates_per_s: Sequence[float],
+    drawn: Callable[[np.random.Generator, int], Sequence[tuple[int, int]]],
+    profile: Profile,
+    chunk_tokens: int | None,
+) -> UslFit:
+    """SABER's offline phase on one replica of `profile` with the cap lifted, at each of the rates.
+
+    `drawn` gives the prompt and output tokens of so many requests of the workload. As in the paper
+    (Section IV-B, step 1) a request's speed is its tokens by its execution time, prompts included.
+    """
+    samples: list[SpeedSample] = []
+    for rate_per_s in rates_per_s:
+        rng = np.random.default_rng([OFFLINE_SEED, round(1000 * rate_per_s)])
+        tokens = drawn(rng, REQUESTS)
+        arrived_at_s = np.cumsum(rng.exponential(1 / rate_per_s, REQUESTS)).tolist()
+        sequences = [
+            replica.Sequence(InvocationId(str(i)), prompt, output)
+            for i, (prompt, output) in enumerate(tokens)
+        ]
+        engine = SimReplica(profile, REQUESTS, chunk_tokens)
+        samples += load_and_speed(sequences, arrived_at_s, engine)
+    return fit_usl(samples)
 
 
 def fitted(curve: str, samples: Sequence[SpeedSample]) -> Fit:

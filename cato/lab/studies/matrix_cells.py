@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import cycle, islice
 from math import inf, nan
 from pathlib import Path
@@ -16,8 +16,11 @@ import numpy as np
 
 from cato.core.ids import PoolName, TaskName
 from cato.core.length import LengthBelief
+from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
+from cato.estimators.usl import UslFit
+from cato.lab.experiments.saber_estimators import offline_law
 from cato.lab.studies import agent_fleet, completions
 from cato.lab.studies.matrix import (
     MOST_SLOW_REPLICAS,
@@ -30,6 +33,7 @@ from cato.lab.studies.matrix import (
     Scene,
 )
 from cato.lab.study import NO_POLICIES, Cell
+from cato.policies import schedulers
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.sessions import Users
 from cato.sim.tasks import Outcome, SimNode, SimTask
@@ -46,6 +50,8 @@ CALLS_A_REPLICA, LEAST_CALLS, MOST_CALLS = 300, 600, 4800
 # Share of the pace target that decoding in a full batch takes; the rest is for prompts.
 PACE_SHARE = 0.75
 GAMMA_CV, BURST_PERIOD_S = 4.0, 10.0
+# Loads of SABER's offline phase.
+OFFLINE_LOADS = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 2.0)
 # Length that a router expects of an unknown answer.
 PRIOR_TOKENS = 64
 
@@ -87,15 +93,14 @@ TRAFFIC: Mapping[str, tuple[_Kind, ...]] = MappingProxyType(_kinds())
 def cell_of(scene: Scene, trace: Path | None) -> Cell:
     """The scene as the harness runs it; `trace` has the recorded sessions."""
     is_live = scene.delays == "live"
-    is_sessions, is_saber = scene.traffic == SESSIONS, scene.traffic == SABER
-    chunk_tokens = agent_fleet.STOCK.chunk_tokens if is_sessions else completions.CHUNK_TOKENS
+    is_sessions = scene.traffic == SESSIONS
     kinds = islice(cycle(SPEEDS[scene.speeds]), scene.replicas)
     fleet = PoolSetup(
         POOL,
         tuple(engine_of(scene).slowed(factor) for factor in kinds),
         NO_POLICIES,
         scene.places,
-        None if is_saber else chunk_tokens,
+        _chunk_tokens(scene),
         dispatch_s=completions.DISPATCH_S if is_live else 0.0,
         news_s=completions.NEWS_S if is_live else 0.0,
         cache_block_tokens=agent_fleet.BLOCK_TOKENS if is_sessions else 0,
@@ -106,7 +111,38 @@ def cell_of(scene: Scene, trace: Path | None) -> Cell:
         assert trace is not None, "sessions are played from a trace"
         return Cell(setting, fleet, partial(_measure_sessions, scene, trace), SESSION_ARMS)
     arms = tuple(a for a in OPEN_ARMS if scene.replicas <= MOST_SLOW_REPLICAS or a not in SLOW_ARMS)
-    return Cell(setting, fleet, partial(_measure_calls, scene), arms)
+    makers = {**schedulers.OF_PROFILE}
+    makers["saber"] = partial(_saber, scene)
+    return Cell(setting, fleet, partial(_measure_calls, scene), arms, makers)
+
+
+def _saber(scene: Scene, profile: Profile, cap: int) -> Policies:
+    """SABER after its offline phase, which measures the fastest engine itself: whatever `profile`
+    the others believe in."""
+    return schedulers.saber(speed_law(scene.traffic))
+
+
+@cache
+def speed_law(traffic: str) -> UslFit:
+    """SABER's law for calls of `traffic`, from one at a time to more than a replica can bear."""
+    kinds, scene = TRAFFIC[traffic], Scene(traffic, 1.0, 1)
+    rates_per_s = [load * rate_per_s(scene) for load in OFFLINE_LOADS]
+
+    def drawn(rng: np.random.Generator, n: int) -> list[tuple[int, int]]:
+        chosen = [kinds[i] for i in rng.integers(len(kinds), size=n)]
+        return [(_drawn(rng, kind.prompt), _drawn(rng, kind.output)) for kind in chosen]
+
+    return offline_law(rates_per_s, drawn, engine_of(scene), _chunk_tokens(scene))
+
+
+def _drawn(rng: np.random.Generator, mean: float) -> int:
+    return int(lengths(rng, mean, 1)[0])
+
+
+def _chunk_tokens(scene: Scene) -> int | None:
+    if scene.traffic == SESSIONS:
+        return agent_fleet.STOCK.chunk_tokens
+    return None if scene.traffic == SABER else completions.CHUNK_TOKENS
 
 
 def engine_of(scene: Scene) -> Profile:
@@ -148,7 +184,7 @@ def calls(scene: Scene, seed: int) -> Sequence[SimTask]:
     found = []
     for i, (at_s, which) in enumerate(zip(times, rng.integers(len(kinds), size=n), strict=True)):
         kind = kinds[int(which)]
-        prompt, output = (int(lengths(rng, mean, 1)[0]) for mean in (kind.prompt, kind.output))
+        prompt, output = _drawn(rng, kind.prompt), _drawn(rng, kind.output)
         known = belief(kind.output)
         task = SimTask(
             f"c{i}",

@@ -15,12 +15,12 @@ from cato.estimators.speed_meter import NO_SPEEDS, Speeds
 from cato.policies.due import running_due_s
 
 HIGH, LOW = 0, 1
-# Context for which a fitted speed holds: the mean of coding tasks, prompt plus half the answer.
-TYPICAL_CONTEXT_TOKENS = 512
+# Tokens of a typical coding request, for the law of a profile alone: means of SABER's classes.
+TYPICAL_PROMPT_TOKENS, TYPICAL_OUTPUT_TOKENS = 340, 270
 
 
 class SpeedModel(Protocol):
-    """Decode speed in tokens per second per request, by batch size (SABER: v(L))."""
+    """Speed in tokens per second per request, by batch size (SABER: v(L))."""
 
     def speed(self, batch: float) -> float: ...
 
@@ -28,26 +28,29 @@ class SpeedModel(Protocol):
 def speed_model(profile: Profile, measured: Speeds = NO_SPEEDS) -> SpeedModel:
     """SABER's USL, fitted to measured speeds by load.
 
-    At loads without a measurement, the profile's decode speed counts, corrected by the median ratio
-    of measured to predicted speeds: an engine that has only run a few calls at a time says little
-    of many.
-
-    Deviation: this is a law of decoding alone. The paper (Section IV-B, step 1) divides the tokens
-    of each request by its execution time, which includes its own prompt and those that others bring
-    meanwhile. A profile's speeds hold neither; speeds measured online hold the others' prompts.
-    Where prompts are long and answers short the law is too optimistic, and SABER admits too much.
-    Where the workload is known beforehand, fit its USL to a run with the cap lifted, as `saber-rq1`
-    and `azure-replay` do.
+    As in the paper (Section IV-B, step 1) a request's speed is its tokens by its execution time,
+    which includes its own prompt and those that others bring meanwhile. At loads without a
+    measurement, the profile's speed of a typical request counts, corrected by the median ratio of
+    measured to predicted speeds: an engine that has only run a few calls at a time says little of
+    many. Where the workload is known beforehand, fit its USL to a run with the cap lifted, as the
+    experiments do (`cato.lab.experiments.saber_estimators.offline_law`).
     """
     # Imported here: scipy would make a router's restart half a second longer.
     from cato.estimators.usl import SpeedSample, fit_usl
 
     batches = range(1, max(4, profile.max_running) + 1)
-    speeds = {b: 1.0 / profile.decode_step_s(b, TYPICAL_CONTEXT_TOKENS) for b in batches}
+    speeds = {batch: _typical_per_s(profile, batch) for batch in batches}
     ratios = [measured[load] / speeds[load] for load in measured if load in speeds]
     correction = median(ratios) if ratios else 1.0
     speeds = {load: correction * speed for load, speed in speeds.items()} | dict(measured)
     return fit_usl([SpeedSample(load, speed) for load, speed in speeds.items()])
+
+
+def _typical_per_s(profile: Profile, batch: int) -> float:
+    """Of a typical request among `batch` alike: during each of them every other brings a prompt."""
+    prompt, output = TYPICAL_PROMPT_TOKENS, TYPICAL_OUTPUT_TOKENS
+    step_s = profile.decode_step_s(batch, prompt + output / 2)
+    return output / (batch * profile.prefill_s(prompt) + output * step_s)
 
 
 def _left_tokens(invocation: Invocation, tokens: int, quantile: float | None) -> float:

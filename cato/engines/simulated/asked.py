@@ -50,13 +50,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The checked parameters of a body."""
+    """The checked parameters of a body.
+
+    `has_echo`: a completion begins with its prompt; `only_echo`: there is nothing else in it, and
+    its one token is left out.
+    """
 
     prompt: Prompt
     max_tokens: int
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    has_echo: bool = False
+    only_echo: bool = False
     ignore_eos: bool = False
     continuous_usage: bool = False
     # Prompts share cached blocks only if their salt is the same.
@@ -86,6 +92,10 @@ def read_asked(
     limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     if limit is None and endpoint is Endpoint.COMPLETIONS:
         limit = DEFAULT_MAX_TOKENS
+    has_echo = endpoint is Endpoint.COMPLETIONS and body.get("echo") is True
+    only_echo = has_echo and type(limit) is int and limit == 0
+    if only_echo:
+        limit = 1
     max_tokens = _whole_number("max_tokens", limit, least=1, default=context_tokens)
     asked_tokens = 1 if limit is None else max_tokens
     if prompt.tokens + asked_tokens > context_tokens:
@@ -119,6 +129,8 @@ def read_asked(
         min_tokens=min_tokens,
         stop=tuple(s for s in stops if s),
         include_stop=bool(body.get("include_stop_str_in_output")),
+        has_echo=has_echo,
+        only_echo=only_echo,
         ignore_eos=bool(body.get("ignore_eos")),
         continuous_usage=isinstance(stream_options, Mapping)
         and bool(stream_options.get("continuous_usage_stats")),

@@ -13,15 +13,19 @@ from cato.wire.events import Event, events_bytes, to_json
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """`ending` is the answer's: only its output tokens differ from chunk to chunk."""
+    """`ending` is the answer's: only its output tokens differ from chunk to chunk. `echo` comes
+    before the first token, or instead of it."""
 
     writer: AnswerWriter
     ending: Ending
     is_raw: bool
     continuous_usage: bool
+    echo: str = ""
+    only_echo: bool = False
 
     def stream(self, tokens: Sequence[str], sent: int, *, is_last: bool) -> list[EngineChunk]:
         """Chunks for the tokens after the first `sent`; the last has only the last event."""
+        tokens = self._with_echo(tokens) if sent == 0 else tokens
         text, output_tokens = "".join(tokens), sent + len(tokens)
         if not self.is_raw:
             return [self._chunk(text, output_tokens, is_last=is_last)]
@@ -40,9 +44,15 @@ class Chunks:
         ]
 
     def whole(self, pieces: Sequence[str]) -> EngineChunk:
-        text, output_tokens = "".join(pieces), len(pieces)
+        text, output_tokens = "".join(self._with_echo(pieces)), len(pieces)
         raw = to_json(self.writer.whole([Text(text)], self._ending(output_tokens)))
         return replace(self._chunk(text, output_tokens, is_last=True), raw=raw)
+
+    def _with_echo(self, tokens: Sequence[str]) -> Sequence[str]:
+        if not self.echo or not tokens:
+            return tokens
+        first, *others = tokens
+        return [self.echo if self.only_echo else self.echo + first, *others]
 
     def _ending(self, output_tokens: int) -> Ending:
         return replace(self.ending, output_tokens=output_tokens)

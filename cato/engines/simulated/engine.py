@@ -198,7 +198,8 @@ class SimulatedEngine:
         writer = writer_of(request.endpoint, request.id, model, created, request.body, extra=extra)
         counts = asked.prompt.tokens, len(run.pieces), run.cached_tokens
         ending = Ending(end[0], *counts, stop_sequence=end[1])
-        return Chunks(writer, ending, request.raw, asked.continuous_usage)
+        echo = asked.prompt.text if asked.has_echo else ""
+        return Chunks(writer, ending, request.raw, asked.continuous_usage, echo, asked.only_echo)
 
     def _check_ready(self) -> None:
         if self._state is not EngineState.READY:

@@ -17,7 +17,14 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.engine_conformance import EngineConformance, a_request, collect, text_of
+from kits.engine_conformance import (
+    PROMPT,
+    EngineConformance,
+    a_request,
+    collect,
+    events_of,
+    text_of,
+)
 
 from cato.core.errors import ContextLengthError, EngineError
 from cato.core.ids import ModelName
@@ -222,6 +229,25 @@ async def test_says_what_is_wrong_with_a_request(fields: dict[str, object], word
         await collect(engine, a_request(**fields))  # type: ignore[arg-type]
     assert refused.value.status == 400
     assert word in refused.value.problem
+    await engine.stop()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_echo_begins_a_completion_with_its_prompt(*, stream: bool) -> None:
+    engine = an_engine(FREE)
+    await engine.start()
+    plain = text_of(await collect(engine, a_request(stream=stream)))
+    echoed = await collect(engine, a_request(stream=stream, raw=True, echo=True))
+    assert text_of(echoed) == PROMPT + plain
+    alone = await collect(engine, a_request(stream=stream, raw=True, echo=True, max_tokens=0))
+    assert text_of(alone) == PROMPT
+    # As in vLLM, which computes a token and leaves it out.
+    assert (alone[-1].output_tokens, alone[-1].finish_reason) == (1, "length")
+    if stream:
+        told = "".join(e["choices"][0]["text"] for e in events_of(alone)[:-1])
+    else:
+        told = json.loads(alone[0].raw)["choices"][0]["text"]
+    assert told == PROMPT
     await engine.stop()
 
 

@@ -29,6 +29,7 @@ PATIENCE_S = 10.0
 RETRY_AFTER_S = 5.0
 # Calls whose shard is remembered; notes about other calls go to all shards.
 MAX_KNOWN = 20_000
+REMOVED = "it was removed"
 
 Dial = Callable[[int, Handler], Awaitable[tuple[Connection, bytes]]]
 """Connects to a shard; returns the link and the pool's secret. Raises `LinkError`."""
@@ -108,6 +109,7 @@ class LeaseLink:
         self._shards = [_Shard(0, dial, self._hear)]
         self._choice = ShardChoice(1)
         self._profile = UNMEASURED
+        self._is_closed = False
         self._where: OrderedDict[InvocationId, int] = OrderedDict()  # empty with a single shard
 
     @property
@@ -133,12 +135,13 @@ class LeaseLink:
             self._shards[0].tell(Follow(count > 1))
 
     async def lease(self, invocation: Invocation, model: str = "") -> Leased:
-        """Wait for a lease. Raise `CapacityError` when the router refuses or stays unreachable,
-        `SupersededError` when a newer run of the buffer replaced the call. A caller that cancels
-        the wait withdraws the invocation."""
+        """Wait for a lease. Raise `CapacityError` when the router refuses or stays unreachable, or
+        the pool was removed, and `SupersededError` when a newer run of the buffer replaced the
+        call. A caller that cancels the wait withdraws the invocation."""
         was_taken = False
+        patience_s = PATIENCE_S + self._more_patience_s
         began_s = away_since_s = time.monotonic()
-        while (now_s := time.monotonic()) - away_since_s < PATIENCE_S + self._more_patience_s:
+        while (now_s := time.monotonic()) - away_since_s < patience_s and not self._is_closed:
             shard = self._shard_for(invocation)
             if shard is None:
                 await self._connected()
@@ -154,7 +157,8 @@ class LeaseLink:
             except (LinkError, _MovedError):
                 # The next incarnation of the router does not know this invocation: offer it again.
                 was_taken, away_since_s = True, time.monotonic()
-        raise CapacityError(self._pool, "its router does not answer", RETRY_AFTER_S)
+        why = REMOVED if self._is_closed else "its router does not answer"
+        raise CapacityError(self._pool, why, RETRY_AFTER_S)
 
     def open(self) -> None:
         """Start connecting, so that the first offer need not wait."""
@@ -181,7 +185,8 @@ class LeaseLink:
             self._where.pop(id, None)
 
     def close(self) -> None:
-        """Close all links: the pool was removed."""
+        """Close all links: the pool was removed. Waiting calls are refused."""
+        self._is_closed = True
         for shard in self._shards:
             shard.close("the pool was removed")
 

@@ -45,7 +45,7 @@ from cato.core.topology import (
 )
 from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.serve.engines_app import ServedApplication, why_unplaceable
-from cato.serve.lease_link import RETRY_AFTER_S, LeaseLink
+from cato.serve.lease_link import REMOVED, RETRY_AFTER_S, LeaseLink
 from cato.serve.pools import PoolInfo
 from cato.serve.token_streams import TokenStreams
 from cato.wire.link.connection import Connection, Handler
@@ -164,7 +164,7 @@ class RayPools:
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
         spec, part = self._specs.get(pool), self._parts.get(pool)
         if spec is None and part is None:
-            raise CapacityError(pool, "it was removed", RETRY_AFTER_S)
+            raise CapacityError(pool, REMOVED, RETRY_AFTER_S)
         if spec is not None and spec.policies.scheduler == RAY_SERVE:
             return _left_to_serve(spec, invocation)
         link = self._lease_link(pool)

@@ -13,7 +13,7 @@ from kits.builders import a_profile, a_report, an_invocation
 from link_kit import SECRET, dial, taken
 
 from cato.control.router import ReplicaRouter
-from cato.core.errors import LinkError
+from cato.core.errors import CapacityError, LinkError
 from cato.core.events import (
     InvocationEnded,
     PoliciesChanged,
@@ -106,6 +106,21 @@ def a_link(shards: TwoShards) -> LeaseLink:
     link = LeaseLink(POOL, shards.dial)
     link.resize(shards.sizes, UNMEASURED)
     return link
+
+
+@pytest.mark.parametrize("shards", [Shards(1), Shards(2)], indirect=True)
+async def test_a_call_that_waits_in_a_removed_pool_is_refused_while_its_router_still_runs(
+    shards: TwoShards,
+) -> None:
+    """A new deployment file: the old router ends once all parts of the new one are up."""
+    link = a_link(shards)
+    waiting = asyncio.ensure_future((await connected(link)).lease(an_invocation("a")))
+    async with asyncio.timeout(5):
+        while not any([(await r.picture()).queued for r in shards.routers.values()]):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        link.close()
+        with pytest.raises(CapacityError, match="it was removed"):
+            await waiting
 
 
 async def connected(link: LeaseLink) -> LeaseLink:

@@ -220,7 +220,7 @@ def _predicted(llm: dict[str, Any]) -> str:
     """A call's measured times beside the predicted ones."""
     bound = llm["length_bound_tokens"]
     tokens = counted(llm["output_tokens"], "token")
-    if bound:
+    if bound and llm.get("calls", 1) == 1:
         tokens += f" (at most {bound} nine times in ten)"
     return (
         f"engine {_ms(llm['service_s'])} ms, predicted {_ms(llm['predicted_service_s'])}; "

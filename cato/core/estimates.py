@@ -136,12 +136,17 @@ class PoolErrors:
 
 
 def predictions(receipt: SlaReceipt) -> Iterable[LlmFacts]:
-    """A run's successful invocations with a predicted service time."""
+    """A run's successful invocations with a predicted service time.
+
+    Those of one attempt: a lease predicts what is left at that time, and the measured times are
+    those of all attempts.
+    """
     for node in receipt.nodes:
         facts = node.llm
         if (
             facts is not None
             and node.status == NodeStatus.DONE.value
+            and facts.attempts == 1
             and facts.predicted_service_s > 0.0
             and facts.service_s > 0.0
         ):

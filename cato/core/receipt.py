@@ -86,7 +86,8 @@ class LlmFacts:
     `uncached_prompt_tokens` of the prompt were computed. `home` is the replica of the session's
     last call, or empty; the last of `reasons` explains `placement`. `reused` names the source of an
     answer without an engine call: a call in flight, or memory. `features`: numbers from which
-    the length was predicted (`cato.estimators.prompt_features.NAMES`).
+    the length was predicted (`cato.estimators.prompt_features.NAMES`). Of `calls` answers to one
+    request, `output_tokens` is the sum, and what was expected holds for each.
     """
 
     model: str
@@ -117,6 +118,7 @@ class LlmFacts:
     home: str = ""
     reused: str = ""
     features: tuple[float, ...] = ()
+    calls: int = 1
 
 
 @record

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
-from cato.core.receipt import NodeStatus, SlaReceipt
+from cato.core.receipt import Excuse, NodeReceipt, NodeStatus, SlaReceipt
 from cato.core.record import record
 from cato.estimators.censoring import completed
 from cato.estimators.length_bound import LengthFeatures, LengthRecord, MarginalLengths, beats
@@ -25,6 +25,8 @@ ENDED = frozenset({"stop", "tool_calls"})
 """Finish reasons of an output that ended by itself."""
 CUT = "length"
 """Finish reason of an output that reached its limit: its length is only known to be longer."""
+STOPPED = "stopped"
+"""In place of a finish reason, of an output that CATO stopped at a deadline, or that was lost."""
 
 MIN_SAMPLES = 9
 """Fewest answers to learn from: the longest of nine is a 0.9 quantile of the tenth."""
@@ -50,7 +52,7 @@ _GROWTH = 0.1
 
 @record
 class LengthSample:
-    """An output that ended by itself or at its limit; `finish_reason` tells which.
+    """An output that ended by itself, or was cut or stopped; `finish_reason` tells which.
 
     `features`: see `features_of`; empty for samples of versions before features.
     """
@@ -69,7 +71,13 @@ class LengthSample:
 
 
 def samples_of(receipt: SlaReceipt) -> tuple[LengthSample, ...]:
-    """The outputs of a run that tell lengths; cancelled and failed ones do not."""
+    """The outputs of a run that tell lengths.
+
+    An output that was stopped at a deadline counts like one that reached its limit: such outputs
+    are the long ones, and without them all others look short. Those of a run that its client gave
+    up do not count: their calls end as early in future. Of several answers to one request only the
+    sum of their lengths is known.
+    """
     return tuple(
         LengthSample(
             receipt.task,
@@ -77,15 +85,24 @@ def samples_of(receipt: SlaReceipt) -> tuple[LengthSample, ...]:
             node.llm.model,
             node.llm.prompt_tokens,
             max(1, node.llm.output_tokens),
-            node.llm.finish_reason,
+            reason,
             node.llm.features,
         )
         for node in receipt.nodes
         if node.llm is not None
         and not node.llm.reused
-        and node.status == NodeStatus.DONE.value
-        and (node.llm.finish_reason in ENDED or node.llm.finish_reason == CUT)
+        and node.llm.calls == 1
+        and (reason := _end_of(node, receipt.excuse))
     )
+
+
+def _end_of(node: NodeReceipt, excuse: Excuse) -> str:
+    """How its output ended; empty if that says nothing of its length."""
+    facts = node.llm
+    assert facts is not None, "only calls have outputs"
+    if node.status == NodeStatus.DONE.value:
+        return facts.finish_reason if facts.finish_reason in ENDED | {CUT} else ""
+    return STOPPED if facts.output_tokens > 0 and excuse is Excuse.NONE else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +187,7 @@ class _Newest:
         self._is_whole = np.full(KEPT_SAMPLES, fill_value=True)
         self._features = np.full((KEPT_SAMPLES, len(NAMES)), np.nan)
         self.seen = 0
+        self.told = 0  # outputs that were not stopped
 
     def add(self, tokens: int, features: tuple[float, ...], *, is_whole: bool) -> None:
         row = self.seen % KEPT_SAMPLES
@@ -195,16 +213,19 @@ class LengthHistory:
 
     def add(self, samples: Iterable[LengthSample]) -> None:
         for sample in samples:
-            is_whole = sample.finish_reason != CUT
-            self._of(sample.key).add(sample.output_tokens, _features(sample), is_whole=is_whole)
+            newest = self._of(sample.key)
+            is_whole = sample.finish_reason in ENDED
+            newest.add(sample.output_tokens, _features(sample), is_whole=is_whole)
+            newest.told += sample.finish_reason != STOPPED
 
     def restore(self, earlier: Iterable[LengthSample]) -> None:
         """Put samples learnt earlier, oldest first, before those that came since."""
-        since = {key: newest.outputs() for key, newest in self._newest.items()}
+        since = {key: (newest.outputs(), newest.told) for key, newest in self._newest.items()}
         self._newest.clear()
         self.add(earlier)
-        for key, outputs in since.items():
+        for key, (outputs, told) in since.items():
             newest = self._of(key)
+            newest.told += told
             for i, tokens in enumerate(outputs.tokens.tolist()):
                 newest.add(tokens, tuple(outputs.features[i]), is_whole=bool(outputs.is_whole[i]))
 
@@ -213,7 +234,7 @@ class LengthHistory:
         return {
             key: (newest.outputs(), newest.seen)
             for key, newest in self._newest.items()
-            if newest.seen >= MIN_SAMPLES and _has_outgrown(newest.seen, lengths.keys.get(key))
+            if newest.told >= MIN_SAMPLES and _has_outgrown(newest.seen, lengths.keys.get(key))
         }
 
     def _of(self, key: Key) -> _Newest:

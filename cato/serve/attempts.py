@@ -206,6 +206,7 @@ class Attempts:
             home=self.home or "",
             reused=self.reused if count == 0 else "",
             features=self.predicted.features,
+            calls=self.call.calls if self.call else 1,
         )
 
     def _placement(self, settings: LlmSettings | CallSettings) -> Placement:

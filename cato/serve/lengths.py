@@ -8,7 +8,7 @@ from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import SlaReceipt
 from cato.core.record import record
-from cato.estimators.output_lengths import samples_of
+from cato.estimators.output_lengths import STOPPED, samples_of
 from cato.estimators.prompt_features import EarlierAnswers, asked_of, features_of
 from cato.serve.prompts import EngineCall
 
@@ -57,4 +57,5 @@ class LengthPredictor:
     def learn(self, asker: Asker, receipt: SlaReceipt) -> None:
         """Remember how long the answers of a run were."""
         for sample in samples_of(receipt):
-            self._earlier.add(sample.node, asker.name, sample.output_tokens)
+            if sample.finish_reason != STOPPED:
+                self._earlier.add(sample.node, asker.name, sample.output_tokens)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple
 from functools import cache
-from typing import Any, assert_never
+from math import isfinite
+from typing import Any, TypeVar, assert_never
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, Table, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cato.core.administration import shown_key
+from cato.core.errors import InputError
 from cato.core.estimates import NodeMean, PoolErrors
-from cato.core.ids import ModelName, NodeId, TaskName
+from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.rollout import Rollout
 from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage
 from cato.core.topology import AdapterSpec
-from cato.estimators.dag_match import SuperGraph, SuperNode
+from cato.estimators.dag_match import DagHistory, SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 from cato.store.records import AddedAdapter, KeptReceipt, Reaction, Record
@@ -38,6 +40,7 @@ from cato.store.schema import (
 log = logging.getLogger("cato.store")
 
 Row = dict[str, object]
+T = TypeVar("T")
 
 ROLLOUT = TypeAdapter(Rollout)
 
@@ -102,22 +105,51 @@ class Rows:
         self._latest.setdefault(table, {})[key] = row
 
 
-def readable_rollouts(documents: Iterable[str]) -> Iterator[Rollout]:
-    """Skip rollouts that another version of CATO wrote and this one cannot read; their names fall
-    back to the deployment file."""
-    for document in documents:
+def readable(what: str, parse: Callable[[Any], T], rows: Iterable[Any]) -> tuple[T, ...]:
+    """What `parse` makes of `rows`, without those that it cannot read.
+
+    They are damaged, or another version of CATO wrote them. They are logged and left out, because
+    the same database holds keys and usage, which are worth more than one learnt value.
+    """
+    found: list[T] = []
+    unread, problem = 0, ""
+    for row in rows:
         try:
-            yield ROLLOUT.validate_json(document)
-        except ValidationError as exc:
-            log.error("skipping an unreadable rollout in the store: %s", exc)
+            found.append(parse(row))
+        except (InputError, LookupError, TypeError, ValueError) as exc:
+            unread, problem = unread + 1, str(exc)
+    if unread:
+        log.error("skipping %d unreadable %s in the store, such as: %s", unread, what, problem)
+    return tuple(found)
 
 
 def sample_of(row: Any) -> LengthSample:
     """Raise `TypeError` or `ValueError` for a damaged row."""
+    features = tuple(map(float, json.loads(row.features)))
+    if min(row.output_tokens - 1, row.prompt_tokens) < 0 or not all(map(isfinite, features)):
+        raise ValueError(f"an answer of {row.output_tokens} tokens, features {features}")
     return LengthSample(
         TaskName(row.task), NodeId(row.node), row.model, row.prompt_tokens, row.output_tokens,
-        row.finish_reason, tuple(map(float, json.loads(row.features))),
+        row.finish_reason, features,
     )  # fmt: skip
+
+
+def mean_of(row: Any) -> NodeMean:
+    """Raise `TypeError` or `ValueError` for a damaged row."""
+    _check(row.samples, row.value)
+    return NodeMean(TaskName(row.task), NodeId(row.node), row.quantity, row.value, row.samples)
+
+
+def errors_of(row: Any) -> PoolErrors:
+    """Raise `TypeError` or `ValueError` for a damaged row."""
+    times_s = (row.predicted_queue_s, row.queue_s, row.predicted_service_s, row.service_s)
+    _check(row.samples, *times_s)
+    return PoolErrors(PoolName(row.pool), *times_s, row.samples)
+
+
+def _check(samples: int, *means: float) -> None:
+    if samples < 1 or not all(map(isfinite, means)):
+        raise ValueError(f"means {means} of {samples} samples")
 
 
 def adapter_of(row: Any) -> AddedAdapter:
@@ -186,10 +218,13 @@ def stages_json(graph: SuperGraph) -> str:
     return json.dumps([astuple(stage) for stage in graph.stages], separators=(",", ":"))
 
 
-def graph_of(stages: str) -> SuperGraph:
-    return SuperGraph(
+def stages_of_row(row: Any) -> FinishedStages:
+    """Raise `InputError`, `TypeError` or `ValueError` for a damaged row."""
+    graph = SuperGraph(
         tuple(
             SuperNode(tuple((source, tokens) for source, tokens in inputs), output, time_s)
-            for inputs, output, time_s in json.loads(stages)
+            for inputs, output, time_s in json.loads(row.stages)
         )
     )
+    DagHistory.of([graph])  # whether past runs can be made of it
+    return FinishedStages(TaskName(row.task), graph)

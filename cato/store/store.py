@@ -8,18 +8,24 @@ from pathlib import Path
 
 from sqlalchemy import delete, select
 
-from cato.core.estimates import NodeMean, PoolErrors
-from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.rollout import Rollout
 from cato.core.tenancy import LAST_DAY, CardTime, TurnUsage, Usage, turn_usage
-from cato.estimators.stages import FinishedStages
 from cato.store.catalog import CatalogTables
 from cato.store.database import open_engine
 from cato.store.errors import StoreCorruptError, StoreRecordError
 from cato.store.keys import KeyTables
 from cato.store.location import store_url
 from cato.store.records import Learnt, Limits, Reaction, Record
-from cato.store.rows import ROLLOUT, Rows, graph_of, keep_newest, readable_rollouts, sample_of
+from cato.store.rows import (
+    ROLLOUT,
+    Rows,
+    errors_of,
+    keep_newest,
+    mean_of,
+    readable,
+    sample_of,
+    stages_of_row,
+)
 from cato.store.schema import (
     card_time,
     dag_runs,
@@ -90,28 +96,20 @@ class MetadataStore(KeyTables, CatalogTables):
             connection.execute(delete(receipts).where(too_old))
 
     def learnt(self) -> Learnt:
-        """All learnt values; an unreadable row counts as damage."""
+        """All learnt values that can be read."""
         with self._reading() as connection:
-            means = tuple(
-                NodeMean(TaskName(r.task), NodeId(r.node), r.quantity, r.value, r.samples)
-                for r in connection.execute(select(node_means))
-            )
-            errors = tuple(
-                PoolErrors(
-                    PoolName(r.pool), r.predicted_queue_s, r.queue_s, r.predicted_service_s,
-                    r.service_s, r.samples,
-                )
-                for r in connection.execute(select(pool_errors))
-            )  # fmt: skip
+            means = connection.execute(select(node_means)).all()
+            errors = connection.execute(select(pool_errors)).all()
             answers = connection.execute(select(length_samples).order_by(length_samples.c.id)).all()
             stages = connection.execute(select(dag_runs).order_by(dag_runs.c.id)).all()
             kept = connection.execute(select(rollouts.c.document)).scalars().all()
-        try:
-            runs = tuple(FinishedStages(TaskName(r.task), graph_of(r.stages)) for r in stages)
-            samples = tuple(map(sample_of, answers))
-        except (TypeError, ValueError) as exc:
-            raise StoreCorruptError(self.name, f"a learnt value is unreadable ({exc})") from exc
-        return Learnt(means, errors, samples, runs, tuple(readable_rollouts(kept)))
+        return Learnt(
+            readable("means", mean_of, means),
+            readable("prediction errors", errors_of, errors),
+            readable("lengths", sample_of, answers),
+            readable("runs", stages_of_row, stages),
+            readable("rollouts", ROLLOUT.validate_json, kept),
+        )
 
     def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
         """A receipt of `tenant` (None: the newest of any tenant) as plain values, without its free

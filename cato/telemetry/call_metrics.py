@@ -166,7 +166,7 @@ class PredictionMetrics:
     def record(self, receipt: SlaReceipt) -> None:
         for node in receipt.nodes:
             is_done = node.status == NodeStatus.DONE.value
-            if is_done and node.llm is not None and not node.llm.reused:
+            if is_done and node.llm is not None and not node.llm.reused and node.llm.calls == 1:
                 self._record_bound(receipt.task, node.llm)
         for facts in predictions(receipt):
             ratio = facts.predicted_service_s / facts.service_s

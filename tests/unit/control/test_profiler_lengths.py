@@ -15,11 +15,13 @@ from store_kit import MODEL, NODE, TASK, a_receipt, a_sample, an_execution, fact
 
 from cato.core.errors import InputError
 from cato.core.length import LengthBelief
+from cato.core.receipt import Excuse
 from cato.estimators.censoring import completed
 from cato.estimators.output_lengths import (
     KEPT_SAMPLES,
     MIN_FOREST_SAMPLES,
     MIN_SAMPLES,
+    STOPPED,
     LengthHistory,
     LengthSample,
     OutputLengths,
@@ -209,14 +211,16 @@ def test_what_was_learnt_earlier_goes_in_front_of_what_has_come_since() -> None:
 # What counts as a sample
 
 
-def test_outputs_count_that_ended_by_themselves_or_at_their_limit() -> None:
+def test_outputs_count_that_ended_by_themselves_at_their_limit_or_at_a_deadline() -> None:
     calls = [
         facts(tokens=n, reason=r, features=(0.5, n))
         for n, r in ((5, "stop"), (6, "length"), (7, "abort"))
     ]
     receipt = a_receipt(
         *(an_execution(llm=f) for f in calls),
-        an_execution(llm=facts(tokens=8), status="cancelled"),
+        an_execution(llm=facts(tokens=8, reason=""), status="cancelled"),
+        an_execution(llm=facts(tokens=9, reason=""), status="absent"),
+        an_execution(llm=facts(tokens=0, reason=""), status="cancelled"),
         an_execution("lookup"),
         an_execution(llm=facts(tokens=0)),
     )
@@ -224,9 +228,25 @@ def test_outputs_count_that_ended_by_themselves_or_at_their_limit() -> None:
     assert [(s.output_tokens, s.finish_reason) for s in found] == [
         (5, "stop"),
         (6, "length"),
+        (8, STOPPED),
+        (9, STOPPED),
         (1, "stop"),
     ]
-    assert [s.features for s in found] == [(0.5, 5), (0.5, 6), ()]
+    assert [s.features for s in found] == [(0.5, 5), (0.5, 6), (), (), ()]
+
+
+@pytest.mark.parametrize("excuse", [Excuse.SUPERSEDED, Excuse.CLIENT_LEFT])
+def test_outputs_that_their_client_gave_up_tell_nothing(excuse: Excuse) -> None:
+    stopped = an_execution(llm=facts(tokens=8, reason=""), status="cancelled")
+    ended = an_execution(llm=facts(tokens=5))
+    given_up = replace(a_receipt(ended, stopped, status="cancelled"), excuse=excuse)
+    assert [s.output_tokens for s in samples_of(given_up)] == [5]
+
+
+def test_the_sum_of_several_answers_to_one_request_is_no_length() -> None:
+    one, four = facts(tokens=50), facts(tokens=200, calls=4)
+    found = samples_of(a_receipt(an_execution(llm=one), an_execution(llm=four)))
+    assert [s.output_tokens for s in found] == [50]
 
 
 # Cut outputs
@@ -255,6 +275,36 @@ def test_a_bound_that_knows_of_the_cuts_holds_under_a_wider_limit() -> None:
     as_ended = learnt([a_sample(s.output_tokens) for s in samples])
     assert bound(left_out) < 0.9 * right
     assert bound(as_ended) < 0.9 * right
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lengths_are_found_although_a_deadline_stops_the_long_ones(seed: int) -> None:
+    rng = random.Random(seed)
+    true = [1 + int(rng.lognormvariate(5.5, 0.8)) for _ in range(KEPT_SAMPLES)]
+    receipts = []
+    for n in true:
+        most = rng.randint(200, 600)  # what an engine that is more or less busy writes by then
+        is_late = n > most
+        call = facts(tokens=min(n, most), reason="" if is_late else "stop")
+        node = an_execution(llm=call, status="cancelled" if is_late else "done")
+        receipts.append(a_receipt(node, status="deadline_exceeded" if is_late else "done"))
+    found = learnt([s for r in receipts for s in samples_of(r)])
+    whole = [n for n, r in zip(true, receipts, strict=True) if r.status == "done"]
+    for q in (0.5, 0.8):
+        right, short = np.quantile(true, q), np.quantile(whole, q)
+        assert short < 0.85 * right
+        assert belief(found).left_quantile(q, 0) == pytest.approx(right, rel=0.1)
+
+
+def test_outputs_that_were_all_stopped_give_no_belief() -> None:
+    stopped = [a_sample(8, reason=STOPPED) for _ in range(50)]
+    assert learnt(stopped).keys == {}
+    ended = [a_sample(20) for _ in range(MIN_SAMPLES)]
+    assert set(learnt([*ended, *stopped]).keys) == {KEY}
+    history = LengthHistory()
+    history.add(ended[1:])
+    history.restore(ended[:1])
+    assert set(history.due(OutputLengths())) == {KEY}
 
 
 def test_when_all_were_cut_only_the_limit_bounds_the_next() -> None:

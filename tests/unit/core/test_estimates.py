@@ -183,6 +183,16 @@ def test_a_failed_invocation_says_nothing_of_predictions() -> None:
     assert errors_after(failed) is None
 
 
+def test_the_last_lease_of_several_predicts_only_the_rest_and_is_no_error_of_the_profile() -> None:
+    whole = predicted(1.0, 1.0)
+    (node,) = predicted(0.2, 1.0).nodes
+    assert node.llm is not None
+    resumed = replace(whole, nodes=(replace(node, llm=replace(node.llm, attempts=2)),))
+    error = errors_after(whole, *[resumed] * 100)
+    assert error is not None
+    assert error.drift == 1.0
+
+
 def test_errors_are_restored_and_learning_goes_on_from_there() -> None:
     receipts = [predicted(1.0, float(n)) for n in range(1, 6)]
     first, second = PredictionErrors(), PredictionErrors()

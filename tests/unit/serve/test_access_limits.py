@@ -486,6 +486,14 @@ def a_cut_call(served_s: float, *, calls: int = 1, stream: bool = False) -> Atte
     return attempts
 
 
+def test_the_facts_of_a_call_tell_how_many_answers_it_asked_for() -> None:
+    attempts = a_cut_call(0.1, calls=3)
+    attempts.count = 1
+    facts = attempts.facts()
+    assert facts is not None
+    assert facts.calls == 3
+
+
 def test_the_estimate_of_a_cut_answer_stays_below_its_limit() -> None:
     assert a_cut_call(0.1).output_tokens == pytest.approx(5, abs=1)
     assert a_cut_call(100.0).output_tokens == 50

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import log
+
+import pytest
 from store_kit import NODE, TASK, a_receipt, an_execution, facts
 
 from cato.core.ids import ModelName, NodeId, TaskName
@@ -36,13 +39,14 @@ def test_a_belief_comes_from_the_features_that_the_receipt_keeps() -> None:
 
 def test_earlier_answers_of_a_session_are_known_to_its_next_call_alone() -> None:
     predictor = LengthPredictor(lambda *_: None)
-    predictor.learn(ASKED, a_receipt(an_execution(llm=facts(tokens=20))))
+    stopped = an_execution(llm=facts(tokens=5, reason=""), status="cancelled")
+    predictor.learn(ASKED, a_receipt(an_execution(llm=facts(tokens=20)), stopped))
     at = NAMES.index("log_earlier_last")
     same, other = (
         predictor.predicted(asker, TASK, NODE, a_call()).features[at]
         for asker in (ASKED, Asker("t", turn=3))
     )
-    assert same > 0
+    assert same == pytest.approx(log(20), abs=1e-3)
     assert other == -1.0
 
 

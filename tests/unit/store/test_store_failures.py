@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ import pytest
 from sqlalchemy import Engine, event
 from store_kit import a_mean, a_sample, rows
 
+from cato.core.administration import AddKey
+from cato.core.estimates import PoolErrors
+from cato.core.ids import PoolName
+from cato.core.tenancy import ApiKey
 from cato.store.errors import (
     StoreCorruptError,
     StoreError,
@@ -290,21 +295,38 @@ def test_a_file_damaged_inside_is_found_when_it_is_opened(path: Path) -> None:
     store.close()
 
 
-def test_a_row_that_makes_no_sense_is_damage_too(
-    path: Path, begin: Callable[..., StoreWriter]
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "INSERT INTO dag_runs (task, stages) VALUES ('t', '[[1]]')",
+        "INSERT INTO dag_runs (task, stages) VALUES ('t', '[[[], null, null], [[], 1, 1.0]]')",
+        "INSERT INTO length_samples VALUES (9, 't', 'n', 'm', 1, 0, 'stop', '[]')",
+        "INSERT INTO length_samples VALUES (9, 't', 'n', 'm', 1, 'many', 'stop', '[]')",
+        "INSERT INTO length_samples VALUES (9, 't', 'n', 'm', 1, 1, 'stop', 'none')",
+        "INSERT INTO length_samples VALUES (9, 't', 'n', 'm', 1, 1, 'stop', '[NaN]')",
+        "INSERT INTO node_means VALUES ('t', 'n', 'service_s', 9e999, 5)",
+        "INSERT INTO node_means VALUES ('t', 'n', 'service_s', 1.0, 0)",
+        "INSERT INTO pool_errors VALUES ('p', 0.0, 0.0, 9e999, 1.0, 5)",
+        "INSERT INTO rollouts (name, document) VALUES ('r', '{}')",
+    ],
+)
+def test_a_learnt_value_that_makes_no_sense_is_left_out_and_all_else_stays(
+    path: Path, begin: Callable[..., StoreWriter], caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    MetadataStore.open(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute("INSERT INTO dag_runs (task, stages) VALUES ('t', '[[1]]')")
-    connection.commit()
-    connection.close()
+    sound = [a_sample(7), a_mean(), PoolErrors(PoolName("p2"), 0.0, 0.0, 1.0, 1.0, 1)]
+    with closing(MetadataStore.open(path)) as store:
+        store.write(sound)
+        store.administer(AddKey(ApiKey(id="k", digest="k", tenant="a", created_at_s=1.0)), "o")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(damage)
     opened: list[Learnt] = []
     writer = begin(path, on_open=lambda store: opened.append(store.learnt()))
-    writer.put([a_sample(1)])
-    assert writer.flush(PATIENCE_S)
-    assert opened == [Learnt()]
-    (aside,) = path.parent.glob("metadata.db.corrupt-*Z")
-    assert rows(aside, "SELECT stages FROM dag_runs") == [("[[1]]",)]
+    (learnt,) = opened
+    assert [*learnt.samples, *learnt.means, *learnt.errors] == sound
+    assert (learnt.runs, learnt.rollouts) == ((), ())
+    assert caplog.text.count("skipping 1 unreadable") == 1
+    assert writer.read(lambda store: len(store.api_keys())) == 1
+    assert not list(path.parent.glob("metadata.db.corrupt-*Z"))
 
 
 def test_a_file_damaged_in_use_is_set_aside_and_the_batch_goes_to_the_new_one(
@@ -349,7 +371,7 @@ writer = StoreWriter({path!r}, lambda store: None, WriterSettings(gather_s=0.001
 writer.start()
 n = 0
 while {limit} is None or n < {limit}:
-    writer.put([a_sample(n + i, task={task!r}) for i in range(10)])
+    writer.put([a_sample(n + i + 1, task={task!r}) for i in range(10)])
     n += 10
     if n % 100 == 0:
         assert writer.flush(60.0)
@@ -382,7 +404,7 @@ def test_a_killed_process_loses_at_most_what_was_not_yet_written(path: Path) -> 
     store.write([a_mean()])
     store.close()
     assert len(found) >= told
-    assert found == list(range(len(found))), "in order, without a gap"
+    assert found == list(range(1, len(found) + 1)), "in order, without a gap"
 
 
 def test_two_processes_make_and_write_one_file_at_the_same_time(path: Path) -> None:
@@ -393,7 +415,7 @@ def test_two_processes_make_and_write_one_file_at_the_same_time(path: Path) -> N
         assert out.split()[-1] == "1000"
     for task in ("a", "b"):
         mine = rows(path, f"{TOKENS.replace('ORDER', f'WHERE task = {task!r} ORDER')}")
-        assert mine == [(n,) for n in range(1_000)]
+        assert mine == [(n,) for n in range(1, 1_001)]
     assert list(path.parent.glob("*.corrupt*")) == []
 
 

@@ -62,6 +62,7 @@ def test_outputs_without_a_bound_or_an_end_say_nothing_of_coverage() -> None:
         called(facts(length_bound_tokens=0)),
         called(facts(length_bound_tokens=5, reason="abort")),
         called(facts(length_bound_tokens=5), status="cancelled"),
+        called(facts(length_bound_tokens=5, calls=2)),
     )
     assert not any(name.startswith("cato_length_bounds") for name, _ in found)
 

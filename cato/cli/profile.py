@@ -111,7 +111,7 @@ async def _check_alone(deployment: str, seed: int) -> bool:
 async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
     from cato.control import actors
     from cato.control.measured_replica import ReplicaCaller, engine_steps, whole
-    from cato.measure.evaluation import evaluate
+    from cato.measure.evaluation import evaluate, with_host_memory
     from cato.measure.sweep import Sweep
 
     found = await _find(deployment)
@@ -138,12 +138,14 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         measured = await sweep.run(_texts(), progress)
         costs = await _adapters(caller, found)
     result = evaluate(target, measured)
+    profile = with_host_memory(result.profile, found.profile, steps.host_tokens)
+    result = replace(result, profile=profile)
     cards = _cards(found, whole(load["pid"]))
     provenance = _provenance(command, target, measured, result, cards)
     backup = _keep_backup(path)
-    save_profile(path, result.profile, provenance)
+    save_profile(path, profile, provenance)
     kept_not = await actors.get(actors.PROFILER).keep_profile.remote(
-        ProfileFile.of(result.profile, provenance)
+        ProfileFile.of(profile, provenance)
     )
     if kept_not:
         console.print(f"Not saved to the metadata store: {kept_not}", style="yellow", markup=False)
@@ -152,7 +154,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         if line:
             console.print(line, highlight=False)
     tell_problems(measured)
-    await check_profile(caller, result.profile, steps, seed)
+    await check_profile(caller, profile, steps, seed)
     tell_file(path, backup, found.spec.profile)
 
 
@@ -191,6 +193,8 @@ def _provenance(
         notes.append(f"other work on the replica at {measured.disturbed} of {measured.points}")
     if not target.kv_capacity_tokens:
         notes.append("KV capacity unknown, taken as max_running x context")
+    if result.profile.host_load_token_s or result.profile.kv_token_bytes:
+        notes.append("host memory as in the profile that was in use")
     if cards:
         notes.append(cards)
     return Provenance(

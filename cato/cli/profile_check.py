@@ -58,17 +58,15 @@ async def check_profile(
             highlight=False,
         )
     is_good = all(v.is_good for v in verdicts)
-    console.print(
-        "The profile predicts this engine."
-        if is_good
-        else "The profile is off: measure it again when the machine is quiet.",
-        style=None if is_good else "yellow",
-        highlight=False,
-    )
-    if max(v.repeat_error for v in verdicts) > ROUGH:
-        console.print(
+    is_rough = max(v.repeat_error for v in verdicts) > ROUGH
+    if not is_good:
+        said = "The profile is off: measure it again when the machine is quiet."
+    elif is_rough:
+        said = (
             "The two runs of the same calls differ too much to judge the profile: check again when "
-            "the machine is quiet.",
-            style="yellow",
+            "the machine is quiet."
         )
+    else:
+        said = "The profile predicts this engine."
+    console.print(said, style="yellow" if is_rough or not is_good else None, highlight=False)
     return is_good

@@ -13,10 +13,16 @@ import pickle
 import subprocess
 import sys
 
-from cato.estimators.output_lengths import MIN_FOREST_SAMPLES, Due, OutputLengths, refitted
+from cato.estimators.output_lengths import (
+    MIN_FOREST_SAMPLES,
+    Due,
+    Key,
+    OutputLengths,
+    refitted,
+)
 
-# A forest takes a tenth of a second, the imports two; ten times that on a busy host.
-LIMIT_S = 120.0
+# A key with a forest takes up to half a second, the imports two; several times that on a busy host.
+MOST_KEYS, LIMIT_S = 30, 120.0
 # No request waits for a fit, so it yields the CPU.
 NICENESS = 10
 
@@ -34,6 +40,16 @@ def has_first_forest(due: Due, lengths: OutputLengths) -> bool:
         and (key not in lengths.keys or lengths.keys[key].seen < MIN_FOREST_SAMPLES)
         for key, (outputs, _) in due.items()
     )
+
+
+def most_urgent(due: Due, lengths: OutputLengths) -> Due:
+    """The keys of `due` for the next fit, which must end within its limit: those that have grown
+    most since `lengths` was fitted, new ones first. The others stay due."""
+
+    def share_known(key: Key) -> float:
+        return lengths.keys[key].seen / due[key][1] if key in lengths.keys else 0.0
+
+    return {key: due[key] for key in sorted(due, key=share_known)[:MOST_KEYS]}
 
 
 def refitted_apart(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:

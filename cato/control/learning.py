@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from cato.control.fitting import has_first_forest, needs_forest, refitted_apart
+from cato.control.fitting import has_first_forest, most_urgent, needs_forest, refitted_apart
 from cato.control.memory import give_back
 from cato.core.receipt import SlaReceipt
 from cato.estimators.output_lengths import (
@@ -89,6 +89,9 @@ class Learning:
         if grows and now_s - self._grown_at_s < wait_s:
             due = {key: seen for key, seen in due.items() if not needs_forest({key: seen})}
             grows = False
+        if grows:
+            due = most_urgent(due, self._lengths)
+            grows = needs_forest(due)
         if not due and not self._has_new_runs:
             return
         self._learnt_at_s = now_s

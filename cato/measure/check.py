@@ -231,7 +231,10 @@ class _Runner:
             await self._one([*prompt, *random_prompt(self._random, 1)], 1)
 
     async def run(self, progress: Callable[[], None]) -> list[Timed]:
-        """Run all calls at their arrival times; `progress` is called when one has ended."""
+        """Run all calls at their arrival times; `progress` is called when one has ended.
+
+        Raise the first error of a call, with which all others end.
+        """
         prompts = [
             [
                 *(self._beginnings[c.beginning] if c.shared_tokens else ()),
@@ -249,8 +252,11 @@ class _Runner:
             progress()
             return timed
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(at_its_time(i)) for i in range(len(prompts))]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(at_its_time(i)) for i in range(len(prompts))]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
         return [task.result() for task in tasks]
 
     async def _one(self, prompt: list[int], output: int) -> Timed:

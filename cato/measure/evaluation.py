@@ -97,6 +97,21 @@ def evaluate(target: Target, measured: Measured) -> SweepResult:
     return SweepResult(profile, r2(prompts, profile), r2(decode, profile), comparisons, samples)
 
 
+def with_host_memory(profile: Profile, used: Profile, host_tokens: int) -> Profile:
+    """`profile` with what `used` says of KV blocks outside the accelerator's memory.
+
+    No sweep measures that. `host_tokens`: what the engine says that the host's memory holds (0: it
+    does not say).
+    """
+    return replace(
+        profile,
+        host_capacity_tokens=host_tokens or used.host_capacity_tokens,
+        host_load_token_s=used.host_load_token_s,
+        kv_token_bytes=used.kv_token_bytes,
+        fetch_token_s=used.fetch_token_s,
+    )
+
+
 def prompt_steps(
     target: Target, prompt_tokens: int, cached_tokens: int, streams: int = 0, held: float = 0.0
 ) -> list[Step]:

@@ -105,12 +105,15 @@ class AddedAdapter:
 class Limits:
     """How much is kept; older records are deleted.
 
-    `samples_per_node` is per task, node and model. 20,000 receipts of 5 kB are 100 MB.
+    `samples_per_node` is per task, node and model. All `samples` together are read in seconds, by a
+    Profiler that needs 300 MB for it; models that are gone leave theirs behind. 20,000 receipts of
+    5 kB are 100 MB.
     """
 
     receipts: int = 20_000
     reactions: int = 100_000
     receipt_age_s: float = 30 * 86_400.0
     samples_per_node: int = 2_500
+    samples: int = 250_000
     runs_per_task: int = 200
     documents_per_profile: int = 20

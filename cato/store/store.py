@@ -85,6 +85,8 @@ class MetadataStore(KeyTables, CatalogTables):
         with self._transaction() as connection:
             keep_newest(connection, length_samples, limits.samples_per_node,
                          (samples.task, samples.node, samples.model))  # fmt: skip
+            newest = select(samples.id).order_by(samples.id.desc()).limit(1).offset(limits.samples)
+            connection.execute(delete(length_samples).where(samples.id <= newest.scalar_subquery()))
             keep_newest(connection, dag_runs, limits.runs_per_task, (dag_runs.c.task,))
             for at_s, kept in (
                 (receipts.c.ended_at_s, limits.receipts),

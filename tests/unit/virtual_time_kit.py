@@ -40,14 +40,14 @@ class LocalCaller:
     """A simulated engine, asked directly; `others` pretends work of someone else."""
 
     def __init__(self, engine: SimulatedEngine, others: int = 0) -> None:
-        self._engine = engine
+        self.engine = engine
         self._others = others
         self.bodies: list[Mapping[str, object]] = []
 
     async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[EngineChunk, None]:
         self.bodies.append(body)
         request = EngineRequest(str(len(self.bodies)), Endpoint.COMPLETIONS, body)
-        async for chunk in self._engine.generate(request):
+        async for chunk in self.engine.generate(request):
             yield chunk
 
     async def held(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from kits.builders import a_profile
 from virtual_time_kit import LocalCaller, asked
 
+from cato.core.errors import ReplicaLostError
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec
+from cato.engines.base import EngineChunk
 from cato.measure.check import (
     CheckedCall,
     EngineSteps,
@@ -88,6 +90,23 @@ def test_the_right_profile_predicts_the_run_and_a_wrong_one_does_not(profile: Pr
         for c, timed in zip(checked, predict(wrong, calls, STEPS), strict=True)
     ]
     assert not Verdict.of(off).is_good
+
+
+def test_a_run_that_breaks_off_says_why() -> None:
+    class Lost(LocalCaller):
+        async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[EngineChunk, None]:
+            if len(self.bodies) > 20:
+                raise ReplicaLostError("r", "its stream broke")
+            async for chunk in super().stream(body):
+                yield chunk
+
+    calls = mixed_run(PROFILE, 3, calls=40, shares=True)
+
+    async def ask(caller: LocalCaller) -> list[CheckedCall]:
+        return await check(Lost(caller.engine), PROFILE, STEPS, calls, 3, lambda: None)
+
+    with pytest.raises(ReplicaLostError, match="its stream broke"):
+        asked(PROFILE, EngineSpec("simulated", max_num_seqs=8, prefix_caching=True), ask)
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,7 +14,14 @@ from cato.core.profile import Profile
 from cato.core.topology import EngineSpec
 from cato.engines.simulated import SimulatedEngine
 from cato.measure.calls import DecodeStep, FirstToken
-from cato.measure.evaluation import Comparison, Measured, Stall, evaluate, prompt_steps
+from cato.measure.evaluation import (
+    Comparison,
+    Measured,
+    Stall,
+    evaluate,
+    prompt_steps,
+    with_host_memory,
+)
 from cato.measure.points import NEW_TOKENS, Plan, Target
 from cato.measure.sweep import AdapterStep, Sweep, adapter_steps
 from cato.profiles.load import load_profile
@@ -230,6 +237,15 @@ def test_a_machine_that_grew_faster_beside_prompts_gives_no_negative_times() -> 
     assert profile.prefill_per_request_s >= 0.0
     assert profile.latency_s >= 0.0
     assert profile.first_token_s(100) == pytest.approx(0.025, rel=0.1)
+
+
+def test_what_no_sweep_measures_stays_as_it_was() -> None:
+    used = replace(
+        KNOWN, host_capacity_tokens=9_000, host_load_token_s=5e-6, kv_token_bytes=100_000,
+        fetch_token_s=1e-6,
+    )  # fmt: skip
+    assert with_host_memory(KNOWN, used, 0) == used
+    assert with_host_memory(KNOWN, used, 8_000) == replace(used, host_capacity_tokens=8_000)
 
 
 def test_a_profile_that_says_too_much_has_a_positive_error() -> None:

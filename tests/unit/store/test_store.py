@@ -192,6 +192,14 @@ def test_only_the_newest_samples_runs_and_receipts_are_kept(store: MetadataStore
     assert [n for n in range(5) if store.receipt(f"r{n}", None) is not None] == [2, 3, 4]
 
 
+def test_samples_of_names_that_are_gone_make_room_for_newer_ones(store: MetadataStore) -> None:
+    for task in ("gone", "b", "c"):
+        store.write([a_sample(n, task=task) for n in (1, 2, 3)])
+    store.prune(Limits(samples_per_node=3, samples=5), now_s=0.0)
+    found = [(s.task, s.output_tokens) for s in store.learnt().samples]
+    assert found == [("b", 2), ("b", 3), ("c", 1), ("c", 2), ("c", 3)]
+
+
 def test_old_receipts_go_however_few_there_are(store: MetadataStore) -> None:
     store.write([kept("old", 10.0), kept("new", 50.0)])
     store.prune(Limits(receipt_age_s=60.0), now_s=100.0)

@@ -188,21 +188,6 @@ async def test_learning_does_not_hold_up_the_event_loop(life: Alive) -> None:
         assert answered > 3
 
 
-async def test_many_names_are_learnt_in_several_fits(
-    life: Alive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cato.control.fitting.MOST_KEYS", 1)
-    for wait in ("RELEARN_S", "GROW_S", "REGROW_S"):
-        monkeypatch.setattr(f"cato.control.learning.{wait}", 0.0)
-    async with life() as profiler:
-        for task in ("a", "b"):
-            executions = [an_execution(llm=facts(tokens=n)) for n in range(1, 401)]
-            await seen(profiler, [a_receipt(*executions, task=task)])
-        first = await newer(profiler.lengths)
-        second = await newer(profiler.lengths, first.version)
-    assert (len(first.keys), len(second.keys)) == (1, 2)
-
-
 # When the store is not well
 
 

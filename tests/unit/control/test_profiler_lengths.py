@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_kit import MODEL, NODE, TASK, a_receipt, a_sample, an_execution, facts
 
+from cato.control.fitting import MOST_KEYS, most_urgent
 from cato.core.errors import InputError
 from cato.core.length import LengthBelief
 from cato.core.receipt import Excuse
@@ -189,6 +190,20 @@ def test_a_key_is_learnt_anew_when_a_tenth_has_come_on_top_and_others_are_left()
     other = next(k for k in lengths.keys if k != KEY)
     assert newer.keys[other] is lengths.keys[other]
     assert newer.version == 2
+
+
+def test_a_fit_takes_some_names_and_none_waits_for_ever() -> None:
+    history, lengths = LengthHistory(), OutputLengths()
+    names = [f"task {n}" for n in range(2 * MOST_KEYS + 1)]
+    for name in names:
+        history.add([a_sample(n, task=name) for n in range(1, 21)])
+    for known in (MOST_KEYS, 2 * MOST_KEYS, len(names)):
+        fit = most_urgent(history.due(lengths), lengths)
+        assert len(fit) <= MOST_KEYS
+        lengths = refitted(lengths, fit, lengths.version + 1, seed=0)
+        assert len(lengths.keys) == known
+        history.add([a_sample(5, task=name) for name in names[:MOST_KEYS] for _ in range(5)])
+    assert len(most_urgent(history.due(lengths), lengths)) == MOST_KEYS
 
 
 def test_only_the_newest_samples_are_learnt_from() -> None:

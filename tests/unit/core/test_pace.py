@@ -10,6 +10,7 @@ from cato.core.ids import PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.pace import LEAST_INTERVALS, PACE_STEP, Pace
 from cato.core.profile import Profile
+from cato.core.record import changed
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
 
@@ -44,21 +45,21 @@ def test_a_corrected_profile_is_corrected_back() -> None:
     assert pace.corrected is PROFILE
 
 
-def pool_of(scheduler: str, times: float) -> tuple[Profile, ...]:
+def pool_of(scheduler: str, times: float, calls: int = 1) -> tuple[Profile, ...]:
     """Profiles that the router goes by, after streams on `a` at so many times the believed pace."""
     pool = PoolOrchestrator(PoolName("p"), policies_of(PoolPolicies(scheduler), PROFILE))
     for replica in ("a", "b"):
         pool.handle(a_report(replica, now_s=0.0, slots=2, profile=PROFILE))
     now_s, a = 0.0, ReplicaId("a")
     for call in range(20):
-        invocation = an_invocation(f"i{call}", tokens=60, arrived_at_s=now_s)
+        invocation = changed(an_invocation(f"i{call}", tokens=60, arrived_at_s=now_s), calls=calls)
         pool.handle(InvocationOffered(now_s, invocation))
         running = next(r for r in pool.picture(now_s).replicas if r.held)
         assert running.id == a
         for tokens in (1, 20, 40):
-            pool.handle(ReplicaProgressed(now_s, a, ((invocation.id, tokens),)))
+            pool.handle(ReplicaProgressed(now_s, a, ((invocation.id, calls * tokens),)))
             now_s += 20 * times * PROFILE.decode_step_s(1, invocation.prompt_tokens)
-        pool.handle(InvocationEnded(now_s, invocation.id, 1, 60, "done"))
+        pool.handle(InvocationEnded(now_s, invocation.id, 1, calls * 60, "done"))
         for replica in ("a", "b"):
             pool.handle(a_report(replica, now_s=now_s, slots=2, profile=PROFILE))
     return tuple(r.profile for r in pool.picture(now_s).replicas)
@@ -68,6 +69,10 @@ def test_all_replicas_of_a_profile_share_what_is_seen_of_one() -> None:
     a, b = pool_of("foresight", 2.0)
     assert a is b
     assert a.decode_step_s(1) == pytest.approx(2 * PROFILE.decode_step_s(1), rel=0.15)
+
+
+def test_several_answers_to_one_request_say_nothing_of_the_pace() -> None:
+    assert pool_of("foresight", 1.0, calls=2) == (PROFILE, PROFILE)
 
 
 def test_a_right_profile_stays_and_published_methods_keep_theirs() -> None:

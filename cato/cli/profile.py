@@ -18,8 +18,8 @@ from cato.cli.bars import Counting
 from cato.cli.cluster import AUTO, Address, connect
 from cato.cli.profile_check import check_profile
 from cato.cli.profile_report import adapter_line, report, tell_file, tell_problems
-from cato.core.errors import CatoError, ReplicaLostError
-from cato.core.topology import Topology
+from cato.core.errors import CatoError, ReplicaLostError, UnknownNameError
+from cato.core.topology import DeploymentSpec, PoolSpec, Topology
 from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import ProfileFile, Provenance
 
@@ -258,12 +258,24 @@ async def _find(deployment: str) -> Found:
         topology = None
     if topology is None:
         raise CatoError("CATO is not deployed on this cluster (no provisioner)")
+    return await find_replica(*spec_of(topology, deployment))
+
+
+def spec_of(topology: Topology, deployment: str) -> tuple[PoolSpec, DeploymentSpec]:
+    """The deployment of that name and its pool; raise `UnknownNameError`, or `CatoError` for one of
+    a shared pool."""
     for pool in topology.pools:
         for spec in pool.deployments:
             if spec.name == deployment:
-                return await find_replica(pool, spec)
-    known = ", ".join(d.name for p in topology.pools for d in p.deployments)
-    raise CatoError(f"no deployment {deployment!r}; there are: {known}")
+                return pool, spec
+    for shared in topology.shared_pools:
+        if deployment in {d.name for d in shared.deployments}:
+            raise CatoError(
+                f"the models of the shared pool {shared.name!r} take turns in {deployment!r}: "
+                "measure one that was added with `cato models profile NAME`"
+            )
+    known = tuple(d.name for p in topology.pools for d in p.deployments)
+    raise UnknownNameError("deployment", deployment, known)
 
 
 def _texts() -> list[str]:

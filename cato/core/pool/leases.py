@@ -238,8 +238,8 @@ class Leases:
     def _see_pace(self, replica: Replica, running: Running, tokens: int, step_s: float) -> bool:
         """Compare the time since the last report with the prediction: True if the pace changes.
 
-        `step_s`: a step's predicted time now. Several answers to one request report the sum of their
-        tokens, which says little of their steps, because some end before others.
+        `step_s`: a step's predicted time now. Several answers to one request report the sum of
+        their tokens, which says little of their steps, because some end before others.
         """
         if running.first_token_at_s is None or tokens <= running.tokens:
             return False

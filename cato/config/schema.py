@@ -184,7 +184,8 @@ class IngressArgs(StrictModel):
     workflows_dir: NonEmpty = Field(default="workflows", alias="workflows")
     """The folder of workflow files; changes take effect while it serves."""
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
-    """Code folders by index name, for retrieve nodes; `stdlib` is Python's standard library."""
+    """Code folders by index name, for retrieve nodes; `stdlib` is Python's standard library. Edits
+    take effect within minutes."""
     checkers: dict[Name, CheckerArgs] = Field(default_factory=dict, max_length=32)
     """Compilers and linters by name, for validate nodes. Default: none."""
     replicas: int = Field(default=1, ge=1)

@@ -43,6 +43,7 @@ from cato.serve.ingress.app import create_app
 from cato.serve.ingress.forwarded import Proxies
 from cato.serve.ingress.pages import Pages
 from cato.serve.nodes.code_index import CodeIndex
+from cato.serve.nodes.index_following import IndexFollower
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.one_write import join_heads
 from cato.serve.ray_pools import RayPools
@@ -161,6 +162,8 @@ class Ingress:
         for name, folder in spec.indexes.items():
             store = run_dir() / "indexes" / name
             indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
+        self._followed = IndexFollower(tuple(indexes.values()))
+        self._followed.start()
         self._spec = spec
         self._records = records
         runner = NodeRunner(indexes, spec.checkers)

@@ -20,16 +20,19 @@ def files_of(folder: Path, store: Path) -> tuple[dict[str, list[int]], int]:
 
     Hidden files are skipped: they hold credentials (`.env`) more often than code. Symbolic links
     are not followed: they may lead out of the folder, and their targets inside it are indexed
-    under their own paths.
+    under their own paths. Raise `OSError` if `folder` itself cannot be listed.
     """
     found: dict[str, list[int]] = {}
     unreadable = 0
     pending = [str(folder)]
     while pending:
+        place = pending.pop()
         try:
-            with os.scandir(pending.pop()) as scan:
+            with os.scandir(place) as scan:
                 entries = list(scan)
         except OSError as exc:
+            if place == str(folder):
+                raise
             _log.debug("cannot be listed: %s", exc)
             unreadable += 1
             continue

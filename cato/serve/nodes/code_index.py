@@ -74,10 +74,11 @@ class Refresh:
 class CodeIndex:
     """A full-text index of one folder. `search` is thread-safe, also during `refresh`."""
 
-    def __init__(self, folder: Path, home: Path) -> None:
+    def __init__(self, folder: Path, store: Path) -> None:
         """For `open` only: the index is not usable before its first refresh."""
-        self._folder = folder
-        self._home = home
+        self._given, self._store = folder, store
+        self._folder = folder.resolve()
+        self._home = _home(self._folder, store)
         self._schema = _schema()
         self._refreshing = threading.Lock()
         self._index: tantivy.Index | None = None
@@ -90,20 +91,44 @@ class CodeIndex:
         `store` may hold the indexes of many folders. Raise `ConfigError` if `folder` does not
         exist, `OSError` if the store cannot be written.
         """
-        root = folder.resolve()
-        if not root.is_dir():
+        if not folder.is_dir():
             raise ConfigError((Problem(str(folder), "", "", "must be a readable folder"),))
-        key = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
-        index = cls(root, store.resolve() / f"{_FORMAT}-{key}")
+        index = cls(folder, store)
         index.refresh(progress)
         return index
 
     @property
     def folder(self) -> Path:
+        """The indexed folder, without links."""
         return self._folder
 
+    @property
+    def places(self) -> tuple[Path, Path]:
+        """The folder and the store as `open` got them."""
+        return self._given, self._store
+
+    def reload(self) -> None:
+        """Search what another process has made of this index, also if the folder is a link that
+        leads elsewhere now. Raise `OSError` or `ValueError` if it cannot be read; then searches
+        go on as before."""
+        folder = self._given.resolve()
+        home = _home(folder, self._store)
+        with self._refreshing:
+            index = self._index
+            if index is None or home != self._home:
+                index = _opened(home)
+            try:
+                index.reload()
+            except ValueError:  # it was damaged, and another process has built it again
+                index = _opened(home)
+            self._searcher = index.searcher()
+            self._index, self._folder, self._home = index, folder, home
+
     def refresh(self, progress: Progress | None = None) -> Refresh:
-        """Update for new, changed and removed files, found by size and modification time."""
+        """Update for new, changed and removed files, found by size and modification time.
+
+        Raise `OSError` if the folder itself cannot be listed: its files are not gone.
+        """
         with self._refreshing, _locked(self._home):
             manifest = self._load()
             assert self._index is not None
@@ -172,8 +197,7 @@ class CodeIndex:
         try:
             manifest: dict[str, list[int]] = json.loads(path.read_text("utf-8"))
             if self._index is None:
-                self._index = tantivy.Index.open(str(self._home / "index"))
-                self._index.config_reader("manual")
+                self._index = _opened(self._home)
             self._index.reload()
             return manifest
         except FileNotFoundError:
@@ -228,6 +252,18 @@ class CodeIndex:
         fresh.write_text(json.dumps(known), "utf-8")
         fresh.replace(path)
         return Refresh(indexed, len(gone), unchanged, skipped, unreadable)
+
+
+def _home(folder: Path, store: Path) -> Path:
+    """Where the index of `folder`, a path without links, is kept."""
+    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+    return store.resolve() / f"{_FORMAT}-{key}"
+
+
+def _opened(home: Path) -> tantivy.Index:
+    index = tantivy.Index.open(str(home / "index"))
+    index.config_reader("manual")
+    return index
 
 
 def _schema() -> tantivy.Schema:

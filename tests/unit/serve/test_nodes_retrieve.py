@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from cato.core.workflow import RetrieveSettings
 from cato.serve.nodes import CodeIndex, Refresh, retrieve
 from cato.serve.nodes.code_files import MAX_FILE_BYTES
 from cato.serve.nodes.code_index import WINDOW_LINES
+from cato.serve.nodes.index_following import IndexFollower
 
 PARSER = '''def parse_http_header(line):
     """Split one header line."""
@@ -301,6 +305,79 @@ def test_threads_may_search_while_the_index_is_refreshed(tmp_path: Path, store: 
     for thread in threads:
         thread.join()
     assert all(names == ["a.py"] for names in found)
+
+
+@pytest.fixture
+def followed() -> Iterator[Callable[[CodeIndex], None]]:
+    """Follows indexes, without a pause between two looks, until the test is over."""
+    followers = []
+
+    def follow(index: CodeIndex) -> None:
+        followers.append(IndexFollower([index], every_s=0.01, busy_share=1.0))
+        followers[-1].start()
+
+    yield follow
+    for follower in followers:
+        follower.stop()
+
+
+def until_found(index: CodeIndex, query: str, expected: list[str]) -> None:
+    deadline_s = time.monotonic() + 60
+    while paths(index, query) != expected and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert paths(index, query) == expected
+
+
+def test_an_index_follows_its_folder_while_it_is_searched(
+    tmp_path: Path, store: Path, followed: Callable[[CodeIndex], None]
+) -> None:
+    folder = a_folder(tmp_path, parser=PARSER)
+    index = CodeIndex.open(folder, store)
+    followed(index)
+    a_folder(tmp_path, queue=QUEUE)
+    until_found(index, "bounded queue", ["queue.py"])
+    (folder / "parser.py").unlink()
+    until_found(index, "header", [])
+
+
+def test_an_index_follows_a_link_that_leads_to_another_release(
+    tmp_path: Path, store: Path, followed: Callable[[CodeIndex], None]
+) -> None:
+    old, new = a_folder(tmp_path / "1", parser=PARSER), a_folder(tmp_path / "2", queue=QUEUE)
+    current = tmp_path / "current"
+    current.symlink_to(old)
+    index = CodeIndex.open(current, store)
+    (tmp_path / "next").symlink_to(new)
+    (tmp_path / "next").replace(current)
+    followed(index)
+    until_found(index, "bounded queue", ["queue.py"])
+    assert (paths(index, "header"), index.folder) == ([], new)
+
+
+def test_a_folder_that_is_away_keeps_its_index_and_is_told_once(
+    tmp_path: Path,
+    store: Path,
+    followed: Callable[[CodeIndex], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cato"), "propagate", True)  # as before `logs.set_up`
+    folder = a_folder(tmp_path, parser=PARSER)
+    index = CodeIndex.open(folder, store)
+    folder.rename(tmp_path / "away")
+    with pytest.raises(OSError, match="code"):
+        index.refresh()
+    followed(index)
+    deadline_s = time.monotonic() + 60
+    while not caplog.records and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{folder}: the code index is not up to date: {folder}: must be a readable folder"
+    ]
+    assert paths(index, "header") == ["parser.py"]
+    (tmp_path / "away").rename(folder)
+    a_folder(tmp_path, queue=QUEUE)
+    until_found(index, "bounded queue", ["queue.py"])
 
 
 @settings(max_examples=15)  # each edit is a commit to disk

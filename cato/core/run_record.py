@@ -119,11 +119,17 @@ class RunRecord:
         )
 
     def receipt(
-        self, now_s: float, status: str, problem: str, answer: tuple[NodeId, int] | None
+        self,
+        now_s: float,
+        status: str,
+        problem: str,
+        answer: tuple[NodeId, int] | None,
+        streamed: tuple[NodeId, int] | None,
     ) -> SlaReceipt:
         """The receipt of the finished run.
 
-        `answer` is the node and round of its output, or of what was sent before it ended early.
+        `answer` is the node and round of its output, or of what was sent before it ended early;
+        `streamed` those of the text that was streamed.
         """
         e2e_s = now_s - self.arrived_at_s
         ttft_s = None
@@ -132,11 +138,12 @@ class RunRecord:
         elif status == "done":
             ttft_s = e2e_s  # nothing was streamed: the first token came with the last
         nodes = self.nodes(now_s)
-        tokens = sum(
-            x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == answer
-        )
-        is_streamed = self.text_sent_at_s is not None and not self._is_whole(answer)
-        pace_s = tpot_s(ttft_s, e2e_s, tokens) if ttft_s is not None and is_streamed else None
+        pace_s = None
+        if ttft_s is not None and self.text_sent_at_s is not None and not self._is_whole(streamed):
+            # Other nodes may run after the streamed one, and have tokens of their own.
+            ends_s = [x.started_s + x.spent_s for x in nodes if (x.node, x.round) == streamed]
+            last_s = max((ttft_s, *ends_s)) if streamed != answer else e2e_s
+            pace_s = tpot_s(ttft_s, last_s, _tokens_of(nodes, streamed))
         # An answer at once keeps every pace, as one of a single token does (`tpot_s`).
         kept_s = pace_s or 0.0
         achieved_s = {SloMetric.TTFT: ttft_s, SloMetric.TPOT: kept_s, SloMetric.E2E: e2e_s}[
@@ -157,7 +164,7 @@ class RunRecord:
             ttft_s=ttft_s,
             tpot_s=pace_s,
             e2e_s=e2e_s,
-            output_tokens=tokens,
+            output_tokens=_tokens_of(nodes, answer),
             queue_s=sum(x.llm.queue_s for x in (nodes[i] for i in path) if x.llm is not None),
             overhead_s=e2e_s - sum(nodes[i].spent_s for i in path),
             simulated=any(x.llm.simulated for x in nodes if x.llm),
@@ -169,11 +176,18 @@ class RunRecord:
         )
         return receipt if self.turn is None else _of_turn(receipt, self.turn, self.share)
 
-    def _is_whole(self, answer: tuple[NodeId, int] | None) -> bool:
-        """Whether the answer is that of a direct call whose client did not ask for a stream: its
-        text is sent at the end."""
-        settings = [x.node.settings for x in self._spans if (x.node.id, x.round) == answer]
+    def _is_whole(self, streamed: tuple[NodeId, int] | None) -> bool:
+        """Whether `streamed` is a direct call whose client did not ask for a stream: its text is
+        sent at the end."""
+        settings = [x.node.settings for x in self._spans if (x.node.id, x.round) == streamed]
         return any(isinstance(s, CallSettings) and not s.stream for s in settings)
+
+
+def _tokens_of(nodes: Sequence[NodeReceipt], execution: tuple[NodeId, int] | None) -> int:
+    """The output tokens of a node's round, of all its items."""
+    return sum(
+        x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == execution
+    )
 
 
 def _of_turn(receipt: SlaReceipt, turn: Turn, share: SessionShare | None) -> SlaReceipt:

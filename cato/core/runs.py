@@ -474,7 +474,7 @@ class Run:
         answer = self._streaming
         if output is not None:
             answer = output, self._states[output].result_round
-        receipt = self._record.receipt(now_s, status, problem, answer)
+        receipt = self._record.receipt(now_s, status, problem, answer, self._streaming)
         commands.append(FinishRun(status, result, output, receipt))
         return tuple(commands)
 

@@ -416,6 +416,21 @@ def test_the_receipt_accounts_for_every_second(scene: Scene) -> None:
         assert not receipt.met
 
 
+def test_the_pace_is_that_of_the_streamed_node_whatever_runs_after_it() -> None:
+    draft = a_node("draft")
+    after = a_node("final", "draft", kind=NodeKind.TRANSFORM)
+    for target_s, is_met in ((0.06, True), (0.04, False)):
+        workflow = a_workflow(
+            draft, after, slo=Slo(TPOT, target_s), stream=["draft"], output=["final"]
+        )
+        took = {"draft": Outcome(1.0), "final": Outcome(5.0)}
+        receipt = drive(workflow, took).finish.receipt
+        # 11 tokens: the first at 0.5 s, the last at 1 s. The output has none of its own.
+        assert (receipt.ttft_s, receipt.e2e_s, receipt.output_tokens) == (0.5, 6.0, 0)
+        assert receipt.tpot_s == pytest.approx(0.05)
+        assert (receipt.achieved_s, receipt.met) == (receipt.tpot_s, is_met)
+
+
 # Time: CATO's example
 
 

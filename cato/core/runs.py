@@ -19,6 +19,7 @@ from cato.core.run_record import Execution, RunRecord
 from cato.core.session import Turn
 from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo
+from cato.core.words import counted
 from cato.core.workflow import Node, NodeKind, Workflow
 
 # Events
@@ -111,12 +112,16 @@ class AbandonNode:
 
 @record
 class FinishRun:
-    """The run is over. `output` is the result of the output node; None unless `status` is done."""
+    """The run is over. `output` is the result of the output node; None unless `status` is done.
+
+    `error`: a condition or a list of a node could not be evaluated.
+    """
 
     status: str
     output: object
     output_node: NodeId | None
     receipt: SlaReceipt
+    error: ExpressionError | None = None
 
 
 RunCommand = StartNode | StreamNode | AbandonNode | FinishRun
@@ -292,12 +297,12 @@ class Run:
             if self._states[at.id].status is NodeStatus.RUNNING:
                 self._states[at.id].loop_of = owner
                 return commands + self._advance(now_s)
-        best_so_far = self._names.get(owner)
+        best_so_far, rounds = self._names.get(owner), counted(state.round, "round")
         try:
             is_enough = bool(node.repeat.until.evaluate(self._names))
             if not is_enough and state.round < node.repeat.max_rounds:
                 if why_not := self._budgets.why_no_round(node, self._settled(), now_s):
-                    self._notes.append(f"{owner} stopped after {state.round} rounds: {why_not}")
+                    self._notes.append(f"{owner} stopped after {rounds}: {why_not}")
                     state.status = NodeStatus.DONE
                     return self._advance(now_s)
                 started = tuple(self._start(node, now_s))
@@ -305,11 +310,11 @@ class Run:
                     return started + self._advance(now_s)
                 self._names[owner] = best_so_far
             if not is_enough:
-                self._notes.append(f"{owner} gave up after {state.round} rounds")
+                self._notes.append(f"{owner} gave up after {rounds}")
         except ExpressionError as error:
             if not node.optional:
-                return self._finish(now_s, "failed", f"node {owner!r}: {error}")
-            self._notes.append(f"{owner} stopped after {state.round} rounds: {error}")
+                return self._finish(now_s, "failed", f"node {owner!r}: {error}", error=error)
+            self._notes.append(f"{owner} stopped after {rounds}: {error}")
         state.status = NodeStatus.DONE
         return self._advance(now_s)
 
@@ -351,7 +356,7 @@ class Run:
             return tuple(self._start(node, now_s))
         except ExpressionError as error:
             if not node.optional:
-                return self._finish(now_s, "failed", f"node {node.id!r}: {error}")
+                return self._finish(now_s, "failed", f"node {node.id!r}: {error}", error=error)
             budget_s = self._budgets.budget_s(node, self._settled(), now_s)
             self._leave_out(node, now_s, budget_s, str(error))
             return ()
@@ -465,7 +470,12 @@ class Run:
         return True, None
 
     def _finish(
-        self, now_s: float, status: str, problem: str, output: NodeId | None = None
+        self,
+        now_s: float,
+        status: str,
+        problem: str,
+        output: NodeId | None = None,
+        error: ExpressionError | None = None,
     ) -> tuple[RunCommand, ...]:
         self._finished = True
         abandoned = self._record.cancel_open(now_s)
@@ -475,7 +485,7 @@ class Run:
         if output is not None:
             answer = output, self._states[output].result_round
         receipt = self._record.receipt(now_s, status, problem, answer, self._streaming)
-        commands.append(FinishRun(status, result, output, receipt))
+        commands.append(FinishRun(status, result, output, receipt, error))
         return tuple(commands)
 
     # Time

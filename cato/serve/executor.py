@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from cato.core.errors import CatoError, DeadlineError, NodeError, SupersededError
+from cato.core.errors import (
+    CatoError,
+    DeadlineError,
+    NodeError,
+    SupersededError,
+    WorkLimitError,
+)
 from cato.core.ids import NodeId
 from cato.core.receipt import CLIENT_LEFT, DEADLINE_EXCEEDED, SUPERSEDED
 from cato.core.record import changed
@@ -182,6 +188,8 @@ class RunningTask:
 
     def _end(self, finish: FinishRun) -> None:
         receipt = finish.receipt
+        if isinstance(finish.error, WorkLimitError):  # the inputs are too large
+            self.error = self.error or finish.error
         excuse = excuse_of(receipt.status, receipt.problem, self.error)
         self.finish = finish = changed(finish, receipt=changed(receipt, excuse=excuse))
         if self._watchdog is not None:

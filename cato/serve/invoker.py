@@ -18,8 +18,10 @@ from cato.core.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineError,
+    NodeError,
     ReplicaLostError,
     SupersededError,
+    UnknownNameError,
     WorkLimitError,
 )
 from cato.core.ids import InvocationId
@@ -169,7 +171,7 @@ class Invoker:
     async def _invoke_model(self, settings: LlmSettings | CallSettings, attempts: Attempts) -> None:
         """One LLM call to one model, over as many leases as it needs."""
         command = attempts.command
-        pool = attempts.pool = self._pools.pool_of(settings.model)
+        pool = attempts.pool = self._pool_of(settings, attempts)
         self._calls = [call for call in self._calls if call[1] is not attempts]
         self._calls.append((pool.model.called(settings.model), attempts))
         attempts.started_s = time.monotonic()
@@ -185,6 +187,15 @@ class Invoker:
             self._retries.end(time.monotonic())
             if self._reuse is not None and call and key and attempts.flight is not None:
                 self._reuse.done(self._rules.tenant, key, call, attempts.flight)
+
+    def _pool_of(self, settings: LlmSettings | CallSettings, attempts: Attempts) -> PoolInfo:
+        try:
+            return self._pools.pool_of(settings.model)
+        except UnknownNameError as error:
+            if isinstance(settings, CallSettings):
+                raise
+            # The workflow named the model, not the client, who has no error to mend.
+            raise NodeError(attempts.command.node.id, str(error)) from error
 
     async def _shared(self, call: EngineCall, key: bytes, attempts: Attempts) -> bool:
         """Read the answer of an identical call; False when this call must lead, continuing

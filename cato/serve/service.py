@@ -406,7 +406,12 @@ class TaskService:
             settings = node.settings
             if node.id in known or not isinstance(settings, LlmSettings | CallSettings):
                 continue
-            profile = self._pools.pool_of(settings.model).profile
+            try:
+                profile = self._pools.pool_of(settings.model).profile
+            except UnknownNameError:
+                if isinstance(settings, CallSettings):
+                    raise
+                continue  # this node fails if it runs; an optional one is left out
             known[node.id] = NodeEstimate(
                 mean_s=profile.service_s(PRIOR_PROMPT_TOKENS, settings.expected_tokens),
                 first_token_s=profile.first_token_s(PRIOR_PROMPT_TOKENS),

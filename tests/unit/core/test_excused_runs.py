@@ -71,6 +71,65 @@ async def test_errors_of_clients_and_who_left_are_no_misses_but_refusals_are(
     assert sum(p.runs for t in (await kit.records.overview(None)).tasks for p in t.points) == 1
 
 
+NO_MODEL = """
+name: no-model
+description: Names a model that the deployment does not have.
+sla: {metric: e2e, target: 10s}
+inputs: {instruction: {type: str}}
+nodes:
+  hint: {type: llm, model: gone, optional: OPTIONAL, prompt: "{{ instruction }}?", max_tokens: 4}
+  answer: {type: llm, model: fast, needs: [hint], prompt: "{{ hint.text }} so", max_tokens: 4}
+stream: answer
+output: answer
+"""
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_model_that_is_not_there_fails_its_node_and_no_client_is_to_blame(
+    tmp_path: Path, is_streamed: bool
+) -> None:
+    workflow = NO_MODEL.replace("OPTIONAL", "false")
+    async with running(tmp_path, a_fast_pool(), workflows=(workflow,)) as kit:
+        answer = await ask(kit, "r", "/v1/tasks/no-model", stream=is_streamed)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "node_failed")
+    assert answer.headers["X-CATO-Problem"].startswith("node 'hint': no model named 'gone'")
+    receipt = receipt_of(kit, "r")
+    assert (receipt.status, receipt.met, receipt.excuse) == ("failed", False, "")
+    assert receipt.problem.startswith("node 'hint': no model named 'gone'")
+
+
+async def test_an_optional_node_whose_model_is_not_there_is_left_out(tmp_path: Path) -> None:
+    workflow = NO_MODEL.replace("OPTIONAL", "true")
+    async with running(tmp_path, a_fast_pool(), workflows=(workflow,)) as kit:
+        answer = await ask(kit, "r", "/v1/tasks/no-model")
+    assert answer.status_code == 200
+    receipt = receipt_of(kit, "r")
+    assert [(n.node, n.status) for n in receipt.nodes] == [("hint", "absent"), ("answer", "done")]
+    assert receipt.notes[0].startswith("hint left out: no model named 'gone'")
+
+
+CONDITION = """
+name: condition
+description: Looks at the whole input in a condition.
+sla: {metric: e2e, target: 10s}
+inputs: {instruction: {type: str}}
+nodes:
+  big:
+    type: transform
+    when: (instruction ~ instruction ~ instruction ~ instruction ~ instruction) | length > 9
+    text: "{{ instruction }}"
+output: big
+"""
+
+
+async def test_an_input_too_large_for_a_condition_is_the_clients_error(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(CONDITION,)) as kit:
+        big = {"inputs": {"instruction": "x" * 90_000}}
+        answer = await ask(kit, "r", "/v1/tasks/condition", **big)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "inputs_too_large")
+    assert (receipt_of(kit, "r").status, receipt_of(kit, "r").excuse) == ("failed", "client_error")
+
+
 @pytest.mark.parametrize("where", ["header", "body"])
 async def test_a_deadline_of_the_client_ends_the_run(tmp_path: Path, where: str) -> None:
     pool = a_slow_pool()

@@ -165,7 +165,7 @@ async def test_a_loop_ends_when_the_slack_does_not_cover_another_round(tmp_path:
     assert task.finish is not None
     receipt = task.finish.receipt
     assert [n.node for n in receipt.nodes] == ["draft", "check", "refine"]
-    assert any("refine stopped after 1 rounds: another takes" in note for note in receipt.notes)
+    assert any("refine stopped after 1 round: another takes" in note for note in receipt.notes)
     assert isinstance(task.finish.output, dict)
     assert streamed == task.finish.output["text"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,7 +24,23 @@ FILE_NAMES: Mapping[str, str] = MappingProxyType(
         "rust": "main.rs",
     }
 )
-"""Name of the code's file, by language."""
+"""Name of the code's file, by language; see `file_name`."""
+
+# Not in a comment whose lines begin with a mark. A file name has at most 255 bytes, 4 a character.
+_JAVA_PUBLIC_TYPE = re.compile(
+    r"^[ \t]*public[ \t]+(?:(?:final|abstract|sealed|non-sealed|strictfp)[ \t]+)*"
+    r"(?:class|interface|enum|record|@interface)[ \t]+([^\W\d][\w$]{0,59})(?![\w$])",
+    re.MULTILINE,
+)
+
+
+def file_name(language: str, code: str) -> str:
+    """The name of the file for `code` in one of the languages of `FILE_NAMES`.
+
+    A Java compiler takes a public class only from the file with its name.
+    """
+    public = _JAVA_PUBLIC_TYPE.search(code) if language == "java" else None
+    return FILE_NAMES[language] if public is None else f"{public[1]}.java"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from cato.core.checkers import FILE, FILE_NAMES, CheckerSpec
+from cato.core.checkers import FILE, CheckerSpec, file_name
 from cato.serve.nodes.languages import as_bytes
 
 log = logging.getLogger("cato.nodes")
@@ -101,12 +101,13 @@ class _Run:
         try:
             work = folder / "work"
             work.mkdir()
-            file = FILE_NAMES[self._spec.language]
+            file = file_name(self._spec.language, code)
             (work / file).write_bytes(as_bytes(code))
             status = self._status(work, folder / "output", file)
             if status is None:
                 return None
             output = (folder / "output").read_bytes()[:_MAX_OUTPUT].decode("utf-8", "replace")
+            output = output.replace(f"{work}/", "")  # some print the whole path
         except OSError as error:
             log.warning("checker %s: %s", self._name, error)
             return None
@@ -116,7 +117,13 @@ class _Run:
             how = f"signal {-status}" if status < 0 else output.strip()[:_MAX_MESSAGE_CHARS]
             log.warning("checker %s failed to run: %s", self._name, how)
             return None
-        return [] if status == 0 else errors_in(output, file, self._name, status)
+        if status == 0:
+            return []
+        if found := errors_in(output, file, self._name):
+            return found
+        said = f"{self._name}: exit status {status}"
+        log.warning("checker %s without a place in the code: does it run on this host?", said)
+        return [{"line": 1, "column": 1, "message": said}]
 
     def _status(self, work: Path, output: Path, file: str) -> int | None:
         """The exit status; None if it timed out or was cancelled."""
@@ -180,34 +187,32 @@ def _ends_within(pid: int, seconds: float) -> bool:
 # Output of checkers
 
 
-def errors_in(output: str, file: str, checker: str, status: int) -> list[dict[str, object]]:
-    """The errors in `file` that `output` reports, in the formats of common compilers.
-
-    If there are none, one error with the exit status: the output may be about other files.
-    """
+def errors_in(output: str, file: str, checker: str) -> list[dict[str, object]]:
+    """The errors in `file` that `output` reports, in the formats of common compilers; none if it is
+    about other files, or about the checker itself."""
     found = list(islice(_places(output.splitlines(), re.escape(file)), MAX_ERRORS * 4))
     grave = [e for e in found if not str(e["message"]).lower().startswith("warning")] or found
     for error in grave:
         error["message"] = f"{checker}: {error['message']}"
-    said = f"{checker}: exit status {status}"
-    return grave[:MAX_ERRORS] or [{"line": 1, "column": 1, "message": said}]
+    return grave[:MAX_ERRORS]
 
 
 def _places(lines: Sequence[str], file: str) -> Iterator[dict[str, object]]:
-    # gcc, javac, go, ruff, mypy: FILE:1:2: message; tsc, csc: FILE(1,2): message.
-    direct = re.compile(rf"(?:\./)?{file}[:(](\d+)(?:[:,](\d+))?\)?:?\s*(.*)")
-    # Python: File "FILE", line 1; rustc: --> FILE:1:2. The message is on another line.
-    python = re.compile(rf'\s*File "{file}", line (\d+)')
+    # gcc, javac, go, ruff, mypy: FILE:1:2: message; tsc, csc: FILE(1,2): message; go vet: with a
+    # word before.
+    direct = re.compile(rf"(?:\w+: )?(?:\./)?{file}[:(](\d+)(?:[:,](\d+))?\)?:?\s*(.*)")
+    # Node: FILE:1; Python: File "FILE", line 1; rustc: --> FILE:1:2. The message is elsewhere.
+    below = re.compile(rf'{file}:(\d+)$|\s*File "{file}", line (\d+)')
     rust = re.compile(rf"\s*--> {file}:(\d+):(\d+)")
     for i, line in enumerate(lines):
-        if match := direct.match(line):
-            if not match[3].startswith("note"):
-                yield _error(match[1], match[2], match[3])
-        elif match := python.match(line):
+        if match := below.match(line):
             named = (
                 later for later in lines[i:] if re.match(r"(\w+\.)*\w+(Error|Warning)\b", later)
             )
-            yield _error(match[1], None, next(named, "error"))
+            yield _error(match[1] or match[2], None, next(named, "error"))
+        elif match := direct.match(line):
+            if not match[3].startswith("note"):
+                yield _error(match[1], match[2], match[3])
         elif (match := rust.match(line)) and i and not lines[i - 1].startswith("warning"):
             yield _error(match[1], match[2], lines[i - 1])
 

@@ -22,7 +22,7 @@ from cato.core.ids import NodeId, TaskName
 from cato.core.words import counted
 from cato.serve.preflight import problems_of_names
 from cato.workflows.json_schema import workflow_json_schema
-from cato.workflows.load import load_workflow, load_workflows
+from cato.workflows.load import files_of_workflows, load_workflow, load_workflows
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -115,7 +115,7 @@ def _check_names(path: Path, deploy: DeployFile | None) -> None:
     """Raise `ConfigError` for models and indexes that `deploy` does not have."""
     if deploy is None:
         return
-    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    files = files_of_workflows(path) if path.is_dir() else [path]
     problems = problems_of_names(deploy, files)
     if problems:
         raise ConfigError(tuple(problems))

@@ -21,7 +21,7 @@ from cato.profiles.load import check_profiles, load_profiles
 from cato.store.errors import StoreError
 from cato.store.files import check_is_store
 from cato.store.location import default_location, store_url
-from cato.workflows.load import load_workflow, load_workflows
+from cato.workflows.load import files_of_workflows, load_workflow, load_workflows
 from cato.workflows.names import unknown_names
 
 
@@ -54,7 +54,7 @@ def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Pr
     They do not prevent serving: `cato models add` may add a model later. Until then runs of these
     workflows fail.
     """
-    own = sorted(resolve(deploy.ingress.workflows_dir).glob("*.yaml"))
+    own = files_of_workflows(resolve(deploy.ingress.workflows_dir))
     models = models_of(deploy.topology)
     return [
         problem

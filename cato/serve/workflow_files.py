@@ -76,7 +76,7 @@ def _signature(folder: Path) -> _Signature:
     for path in sorted(p for p in folder.rglob("*") if not p.name.startswith(".")):
         try:
             status = path.stat()
-        except FileNotFoundError:  # removed since it was listed
+        except OSError:  # removed since it was listed, or a link to itself: loading it tells
             continue
         found.append((str(path), status.st_mtime_ns, status.st_size, status.st_ino))
     return tuple(found)

@@ -92,6 +92,12 @@ def load_workflow(path: Path) -> Workflow:
     return workflow
 
 
+def files_of_workflows(folder: Path, ending: str = ".yaml") -> list[Path]:
+    """The workflow files of a folder, by name. Hidden ones are left out: editors keep locks and
+    copies beside a file that is being edited (`.#review.yaml`)."""
+    return sorted(p for p in folder.glob(f"*{ending}") if not p.name.startswith("."))
+
+
 def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
     """All workflows of a folder by task; raise `ConfigError` with the problems of all files."""
     if not folder.is_dir():
@@ -100,9 +106,9 @@ def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
     files: dict[TaskName, str] = {}
     problems: list[Problem] = [
         Problem(str(path), "", "", "is not read: rename it to end in .yaml")
-        for path in sorted(folder.glob("*.yml"))
+        for path in files_of_workflows(folder, ".yml")
     ]
-    for path in sorted(folder.glob("*.yaml")):
+    for path in files_of_workflows(folder):
         try:
             workflow = load_workflow(path)
         except ConfigError as exc:

@@ -6,11 +6,12 @@ The object has the fields of `cato.core.receipt.SlaReceipt` in seconds; headers 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 
-from cato.core.receipt import SlaReceipt
+from cato.core.ids import NodeId
+from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import Run
 from cato.core.slo import Slo
 from cato.telemetry.overview import Overview
@@ -75,10 +76,24 @@ def receipt_headers(receipt: SlaReceipt) -> dict[str, str]:
         headers["X-CATO-Replica"] = replicas[-1]
         headers["X-CATO-Model"] = next(n.llm.model for n in reversed(receipt.nodes) if n.llm)
     if receipt.nodes:
-        headers["Server-Timing"] = ", ".join(
-            f"{n.node};dur={_ms(n.spent_s)}" for n in receipt.nodes
-        )
+        spent_s = _spent_s(receipt.nodes)
+        headers["Server-Timing"] = ", ".join(f"{id};dur={_ms(s)}" for id, s in spent_s.items())
     return headers
+
+
+def _spent_s(nodes: Sequence[NodeReceipt]) -> dict[NodeId, float]:
+    """The time that each node took: the longest item of each round, over all rounds.
+
+    One entry a node: a fan-out may have hundreds of executions, and clients and proxies refuse
+    headers of more than 4 to 8 kB.
+    """
+    rounds_s: dict[tuple[NodeId, int], float] = {}
+    for n in nodes:
+        rounds_s[n.node, n.round] = max(n.spent_s, rounds_s.get((n.node, n.round), 0.0))
+    spent_s: dict[NodeId, float] = {}
+    for (id, _), round_s in rounds_s.items():
+        spent_s[id] = spent_s.get(id, 0.0) + round_s
+    return spent_s
 
 
 def _ms(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from cato.core.errors import NodeError
@@ -21,13 +22,24 @@ def run(node: str, settings: TransformSettings, names: Mapping[str, object]) -> 
     if not settings.as_json:
         return {"text": text, "value": text}
     try:
-        value = json.loads(unfenced(text).code, parse_constant=_refuse_constant)
+        code = unfenced(text).code
+        value = json.loads(code, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as exc:
         problem = f"not JSON: {exc.msg} at line {exc.lineno} column {exc.colno}"
         raise NodeError(node, problem) from exc
-    except (ValueError, RecursionError) as exc:  # NaN, or excessive numbers or nesting
+    except RecursionError as exc:
+        raise NodeError(node, "not JSON: nested too deeply") from exc
+    except ValueError as exc:  # NaN, or excessive numbers
         raise NodeError(node, f"not JSON: {exc}") from exc
     return {"text": text, "value": value}
+
+
+def _finite(number: str) -> float:
+    """The number; raise ValueError if it is too large to be written as JSON again."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
 
 
 def _refuse_constant(constant: str) -> object:

@@ -80,6 +80,36 @@ async def test_headers_say_what_was_promised_and_what_came_of_it(tmp_path: Path)
     assert headers["Server-Timing"].startswith("fill;dur=")
 
 
+FAN_OUT = """
+name: fan-out
+description: Looks at every part, twice.
+sla: {metric: e2e, target: 60s}
+inputs: {parts: {type: list}}
+nodes:
+  what_each_part_does: {type: transform, each: parts, max_items: 64, text: "{{ item }}"}
+  who_may_call_each_part: {type: transform, each: parts, max_items: 64, text: "{{ item }}"}
+  where_each_part_fails: {type: transform, each: parts, max_items: 64, text: "{{ item }}"}
+  joined:
+    type: transform
+    needs: [what_each_part_does, who_may_call_each_part, where_each_part_fails]
+    text: "{{ where_each_part_fails | join(' ', 'text') }}"
+output: joined
+"""
+
+
+async def test_a_wide_fan_out_has_headers_that_proxies_take(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(FAN_OUT,)) as kit, kit.http() as http:
+        body = {"inputs": {"parts": ["x"] * 64}}
+        answer = await http.post("/v1/tasks/fan-out", json=body)
+    receipt = answer.json()["cato"]
+    assert len(receipt["nodes"]) == 3 * 64 + 1
+    timing = dict(entry.split(";dur=") for entry in answer.headers["Server-Timing"].split(", "))
+    assert set(timing) == {node["node"] for node in receipt["nodes"]}
+    items = [n["spent_s"] for n in receipt["nodes"] if n["node"] == "where_each_part_fails"]
+    assert float(timing["where_each_part_fails"]) == pytest.approx(max(items) * 1000, abs=0.01)
+    assert sum(len(k) + len(v) for k, v in answer.headers.items()) < 4096
+
+
 @pytest.mark.parametrize(
     ("offered", "is_kept"), [("my-id.1", True), ("a/b", False), ("x" * 200, False), ("", False)]
 )

@@ -40,6 +40,18 @@ def test_a_changed_target_is_taken_at_the_second_look_that_agrees(tmp_path: Path
     assert not files.look()
 
 
+def test_what_an_editor_hides_beside_a_file_is_no_workflow(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", COMPLETION)
+    (tmp_path / ".#a.yaml").symlink_to("user@host.123:456")  # Emacs, while the file is edited
+    (tmp_path / "._a.yaml").write_bytes(b"\0\5\26\7")  # macOS, beside a copied file
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    files = WorkflowFiles(tmp_path)
+    write(tmp_path / "a.yaml", COMPLETION.replace("10s", "3s"))
+    files.look()
+    assert files.look()
+    assert (target_s(files), files.problem) == (3, "")
+
+
 def test_a_changed_prompt_file_counts_as_a_change(tmp_path: Path) -> None:
     (tmp_path / "prompts").mkdir()
     prompt = tmp_path / "prompts" / "p.j2"

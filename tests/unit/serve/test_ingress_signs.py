@@ -28,6 +28,7 @@ RESPONSES = ("/v1/responses", {"model": "slow", "input": "x", "max_output_tokens
 MESSAGE = ("/v1/messages", {"model": "slow", "messages": MESSAGES, "max_tokens": 4})
 RESPONSES_OF_TASK = ("/v1/responses", {**RESPONSES[1], "model": "cato-slow"})
 WORKFLOW = ("/v1/chat/completions", {"model": "cato-slow", "messages": MESSAGES, "max_tokens": 4})
+TASK = ("/v1/tasks/slow", {"inputs": {"instruction": "x"}})
 COMMENT = b": keep-alive\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 DIALECTS = [(*CHAT, COMMENT), (*RESPONSES, COMMENT), (*MESSAGE, PING), (*WORKFLOW, COMMENT)]
@@ -89,6 +90,16 @@ async def test_the_head_and_signs_come_before_a_late_first_token(
     assert all(event.startswith((b"data: ", b"event: ")) for event in without(sign, data))
 
 
+async def test_a_task_shows_that_it_lives_until_a_node_streams(tmp_path: Path) -> None:
+    async with asked(tmp_path, a_thoughtful_pool(VERY_LONG_S), *TASK) as response:
+        parts = response.aiter_raw()
+        seen = await anext(parts)
+        assert seen.startswith(COMMENT)
+        while b"event: " not in seen:
+            seen += await anext(parts)
+    assert set(seen.partition(b"event: ")[0].split(b"\n\n")) == {COMMENT.strip(), b""}
+
+
 @pytest.mark.parametrize(("path", "body", "sign"), DIALECTS)
 async def test_a_stream_that_does_not_wait_has_no_signs(
     tmp_path: Path,
@@ -146,6 +157,7 @@ async def test_a_stream_that_stalls_in_the_middle_has_signs_between_whole_events
     [
         (*CHAT, COMMENT, b'"code":"engine_lost"'),
         (*WORKFLOW, COMMENT, b'"code":"engine_lost"'),
+        (*TASK, COMMENT, b'event: error\ndata: {"error":{'),
         (*RESPONSES, COMMENT, b"event: response.failed\n"),
         (*RESPONSES_OF_TASK, COMMENT, b"event: response.failed\n"),
         (*MESSAGE, PING, b"event: error\n"),

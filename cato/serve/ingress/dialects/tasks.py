@@ -3,7 +3,8 @@
 `POST /v1/tasks/{task}` with `{"inputs": {...}, "stream": false, "sla": {...}}`. A streamed answer
 is a sequence of `event: text` with `{"text": ...}`, then one `event: done` with `{"id", "task",
 "output", "text", "cato"}` or one `event: error` with the error object, then `data: [DONE]`. If the
-output in `done` differs from the streamed text, `done` is authoritative.
+output in `done` differs from the streamed text, `done` is authoritative. While no node streams, a
+comment (`: keep-alive`) shows that the run goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
 from cato.serve.ingress.naming import COMPLETION
 from cato.serve.ingress.receipts import as_json
 from cato.serve.invoker import Piece
+from cato.wire.events import KEEP_ALIVE
 
 SHAPE = (
     f'{{"inputs": {{...}}, "stream": bool, "sla": {SLA_SHAPE}, "deadline_ms": number, '
@@ -87,7 +89,7 @@ def routes(ingress: Ingress) -> APIRouter:
         running = ingress.started(request, buffer, lambda origin: start(origin=origin))
         exchange = Exchange(request, running, ingress.has_replicas)
         if is_streamed:
-            return await streamed(request, exchange, _events)
+            return await streamed(request, exchange, _events, sign=KEEP_ALIVE)
         return await whole(request, exchange, lambda _: _done(running))
 
     return router

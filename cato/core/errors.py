@@ -80,12 +80,16 @@ class UnknownNameError(CatoError):
 
 
 class InputError(CatoError):
-    """The caller's input cannot be served as it is; `param` names the field, if one is at fault."""
+    """The caller's input cannot be served as it is; `param` names the field, if one is at fault.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message, param)
+    `code` is for clients that react to this case.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param, code)
         self.message = message
         self.param = param
+        self.code = code
 
     def __str__(self) -> str:
         return self.message

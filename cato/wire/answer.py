@@ -64,7 +64,7 @@ class Ending:
 class Problem(Protocol):
     """Why there is no answer; `status` is the HTTP status if no stream has begun.
 
-    `with_numbers` and `to_anthropic` replace `message` for conversations, in OpenAI's dialects and
+    `to_openai` and `to_anthropic` replace `message` for conversations, in OpenAI's dialects and
     in Anthropic's. Empty: `message` itself.
     """
 
@@ -79,7 +79,7 @@ class Problem(Protocol):
     @property
     def param(self) -> str | None: ...
     @property
-    def with_numbers(self) -> str: ...
+    def to_openai(self) -> str: ...
     @property
     def to_anthropic(self) -> str: ...
 

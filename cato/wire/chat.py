@@ -42,7 +42,7 @@ class ChatWriter(ChoicesWriter):
         return [self._delta({"tool_calls": [more]})]
 
     def failed(self, problem: Problem) -> list[Event]:
-        return [openai_error(problem, has_numbers=True)]
+        return [openai_error(problem, in_conversation=True)]
 
     def adopt(self, event: Event) -> None:
         ChoicesWriter.adopt(self, event)

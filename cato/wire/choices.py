@@ -156,11 +156,11 @@ def usage_of(ending: Ending) -> dict[str, Any]:
     }
 
 
-def openai_error(problem: Problem, *, has_numbers: bool = False) -> Event:
+def openai_error(problem: Problem, *, in_conversation: bool = False) -> Event:
     """The error object of OpenAI's API."""
     return {
         "error": {
-            "message": (problem.with_numbers if has_numbers else "") or problem.message,
+            "message": (problem.to_openai if in_conversation else "") or problem.message,
             "type": problem.type,
             "param": problem.param,
             "code": problem.code,

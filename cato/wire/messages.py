@@ -21,6 +21,8 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
+# Anthropic's SDKs then send the whole conversation, without a thread.
+NO_THREADS = "thread_unsupported_request"
 
 
 @dataclass(slots=True)
@@ -187,8 +189,10 @@ def anthropic_error(problem: Problem) -> Event:
     """The error object of Anthropic's API."""
     other = "invalid_request_error" if problem.status < 500 else "api_error"
     kind = _ERROR_TYPES.get(problem.status, other)
-    message = problem.to_anthropic or problem.message
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    error: Event = {"type": kind, "message": problem.to_anthropic or problem.message}
+    if problem.code == NO_THREADS:
+        error["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
+    return {"type": "error", "error": error}
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class ResponsesWriter:
             code = problem.code
         elif problem.type != code:  # a lost engine is also a 429
             code = _CODES.get(problem.status, code)
-        error = {"code": code, "message": problem.with_numbers or problem.message}
+        error = {"code": code, "message": problem.to_openai or problem.message}
         # OpenAI's SDK reads no stream that does not begin with `response.created`.
         opening = [] if self._sequence else self.opening()
         response = {**self._response([], None), "status": "failed", "error": error}

@@ -318,9 +318,10 @@ class _BatchRun:
 
 
 def _add_problem(answered: object, problem: str) -> None:
-    """Add the response's header X-CATO-Problem to an error's message: results have no headers."""
+    """Add the response's header X-CATO-Problem to an error's message, if that lacks it: results
+    have no headers."""
     match answered:
-        case {"error": {"message": str(message)} as error} if problem:
+        case {"error": {"message": str(message)} as error} if problem not in message:
             error["message"] = f"{message} X-CATO-Problem: {problem}"
 
 

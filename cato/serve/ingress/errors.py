@@ -17,13 +17,17 @@ from starlette.responses import Response
 
 from cato.core.errors import MAX_RETRY_S, CatoError
 from cato.serve.ingress.context import request_id, task_of
-from cato.serve.ingress.failures import Failure, failure_of_error, retry_after
+from cato.serve.ingress.failures import (
+    MAX_PROBLEM_CHARS,
+    Failure,
+    failure_of_error,
+    retry_after,
+)
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
 
 log = logging.getLogger("cato.ingress")
 
-MAX_PROBLEM_CHARS = 300
 # Paths under this one answer in Anthropic's dialect.
 ANTHROPIC_PATH = "/v1/messages"
 # Anthropic's clients send it everywhere, also to paths that they share, such as /v1/models.

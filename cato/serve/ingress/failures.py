@@ -2,7 +2,8 @@
 
 Each kind of error has a constant message, because editors show every distinct message once (and
 Continue the whole body). Details go into the header `X-CATO-Problem`. Conversation endpoints get
-the token counts of a prompt that is too long: agents read them to compact the history.
+the token counts of a prompt that is too long, which agents read to compact the history, and an
+engine's reason for a refusal, since SDKs and agents show no headers.
 
 Statuses follow how real clients retry (measured): 429 for a full queue, a pool without replicas and
 a lost engine, since Codex retries a 503 30 times in 33 s; 503 while the server starts; 504 with
@@ -54,13 +55,14 @@ LOST_RETRY_S = 1.0
 # The control plane is ready a few seconds after the ingress.
 STARTING_RETRY_S = 3.0
 STORE_RETRY_S = 5.0
+MAX_PROBLEM_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error response; `problem` holds the details of this case.
 
-    `with_numbers` and `to_anthropic` replace `message` for conversations, in OpenAI's dialects and
+    `to_openai` and `to_anthropic` replace `message` for conversations, in OpenAI's dialects and
     in Anthropic's. Empty: `message` itself.
     """
 
@@ -71,11 +73,11 @@ class Failure:
     param: str | None = None
     problem: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    with_numbers: str = ""
+    to_openai: str = ""
     to_anthropic: str = ""
 
     def as_json(self, *, in_conversation: bool = False) -> dict[str, object]:
-        return openai_error(self, has_numbers=in_conversation)
+        return openai_error(self, in_conversation=in_conversation)
 
     def as_anthropic(self) -> dict[str, object]:
         return anthropic_error(self)
@@ -111,7 +113,7 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
         case ContextLengthError():
             return _too_long(error)
         case InputError():
-            return invalid(str(error), error.param)
+            return invalid(str(error), error.param, error.code)
         case AccessError():
             return _not_let_in(error)
         case QuotaError():
@@ -191,9 +193,12 @@ def _of_engine(error: EngineError) -> Failure:
             )  # fmt: skip
         case status if status is not None and 400 <= status < 500:
             field = f"the value of {error.param}" if error.param else "the request"
+            rejected = f"This model's engine rejected {field}"
+            reason = f"{rejected}: {' '.join(str(error).split())[:MAX_PROBLEM_CHARS]}"
             return Failure(
-                400, f"This model's engine rejected {field}; see X-CATO-Problem for the reason.",
+                400, f"{rejected}; see X-CATO-Problem for the reason.",
                 "invalid_request_error", None, error.param, problem=str(error),
+                to_openai=reason, to_anthropic=reason,
             )  # fmt: skip
         case _:
             return Failure(
@@ -208,13 +213,13 @@ def _too_long(error: ContextLengthError, estimated_tokens: int = 0) -> Failure:
     prompt, output, context = error.prompt_tokens, error.max_tokens, error.context_tokens
     if prompt is None and context is not None and estimated_tokens > context:
         prompt = estimated_tokens
-    with_numbers, to_anthropic = too_long(prompt, output, context)
+    to_openai, to_anthropic = too_long(prompt, output, context)
     return Failure(
         400,
         "The request does not fit this model's maximum context length; "
         "shorten the input or lower max_tokens.",
         "invalid_request_error", "context_length_exceeded", error.param, str(error),
-        with_numbers=with_numbers, to_anthropic=to_anthropic,
+        to_openai=to_openai, to_anthropic=to_anthropic,
     )  # fmt: skip
 
 

@@ -10,16 +10,16 @@ def too_long(prompt: int | None, output: int | None, context: int | None) -> tup
     limit = f"This model's maximum context length is {context} tokens."
     if prompt is None:
         asked = "" if output is None else f" However, you asked for {output} output tokens."
-        with_numbers = f"{limit}{asked} Please shorten the input or lower max_tokens."
-        return with_numbers, f"prompt is too long for this model: {limit}"
+        to_openai = f"{limit}{asked} Please shorten the input or lower max_tokens."
+        return to_openai, f"prompt is too long for this model: {limit}"
     if prompt >= context or output is None:
-        with_numbers = (
+        to_openai = (
             f"{limit} However, your input has {prompt} tokens"
             + ("." if output is None else f", and you asked for {output} output tokens.")
             + " Please shorten the input."
         )
-        return with_numbers, f"prompt is too long: {prompt} tokens > {context} maximum"
-    with_numbers = (
+        return to_openai, f"prompt is too long: {prompt} tokens > {context} maximum"
+    to_openai = (
         f"{limit} However, you requested {prompt + output} tokens ({prompt} in the input, "
         f"{output} for the output). Please shorten the input or lower max_tokens."
     )
@@ -28,4 +28,4 @@ def too_long(prompt: int | None, output: int | None, context: int | None) -> tup
         f"input length and `max_tokens` exceed context limit: {prompt} + {output} > "
         f"{context}, decrease input length or `max_tokens` and try again"
     )
-    return with_numbers, to_anthropic
+    return to_openai, to_anthropic

@@ -65,7 +65,11 @@ def _messages(item: Block) -> list[Message]:
             thought = "\n".join(texts)
             return [Message("assistant", (Part(PartKind.THINKING, thought),))] if thought else []
         case "item_reference":
-            rule = "item_reference is not supported: items are not stored; send the item itself"
+            # The Vercel AI SDK refers to items unless it is told that nothing is stored.
+            rule = (
+                "item_reference is not supported: items are not stored; send the item itself, as "
+                "SDKs do with the option store: false"
+            )
             raise InputError(rule, _FIELD)
     if isinstance(kind, str) and kind.endswith("_output"):
         parts = parts_of(_output(item), "input.output", text_block)

@@ -196,9 +196,11 @@ async def test_agents_are_never_told_to_wait_for_longer_than_they_do(
         310
     )  # one flows in each second, after a burst of 10
     body = {
-        "model": "fast", "prompt": "x", "input": "x", "max_tokens": 1,
+        "model": "fast", "input": "x", "max_tokens": 1,
         "messages": [{"role": "user", "content": "x"}],
     }  # fmt: skip
+    if path == "/v1/completions":
+        body["prompt"] = "x"
     async with (
         running(tmp_path, a_fast_pool(), workflows=(GENERATION,), access=access) as kit,
         kit.http() as http,
@@ -459,6 +461,25 @@ async def test_what_the_engine_refuses_is_told_in_its_words(tmp_path: Path) -> N
         response = await http.post("/v1/completions", json=body)
     assert response.status_code == 400
     assert "temperature" in check_error_object(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}),
+    ],
+)
+async def test_a_conversation_that_the_engine_refuses_has_its_reason_in_the_message(
+    tmp_path: Path, path: str, said: dict[str, object]
+) -> None:
+    """SDKs and agents show the message, and no header."""
+    body = {"model": "fast", "temperature": -1, **said}
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        response = await http.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].endswith(f": {response.headers['X-CATO-Problem']}")
 
 
 async def fill(http: httpx.AsyncClient, pool: Any, n: int) -> list[asyncio.Task[Any]]:

@@ -153,6 +153,7 @@ async def test_requests_with_tools_go_to_the_tasks_model(tmp_path: Path, path: s
     [
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
         (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt"),
         (RESPONSES, {"input": None}, "input"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         (RESPONSES, {"max_output_tokens": "9"}, "max_output_tokens"),
@@ -196,6 +197,41 @@ async def test_anthropics_clients_get_their_errors_also_where_both_share_a_path(
     body = strict(ErrorResponse, refused.value.body)
     assert body.error.type == "not_found_error"
     assert of_openai["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("field", ["thread", "compaction", "container", "mcp_servers"])
+async def test_what_only_anthropics_servers_can_do_is_refused_by_field(
+    tmp_path: Path, field: str
+) -> None:
+    response = await post(tmp_path, MESSAGES, {**MESSAGE_CALL[1], field: [{"type": "create"}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"{field} is not supported: ")
+    assert (await post(tmp_path, MESSAGES, {**MESSAGE_CALL[1], field: None})).status_code == 200
+
+
+async def test_anthropics_threads_go_on_with_the_whole_conversation(tmp_path: Path) -> None:
+    """Its SDK's tool runner sends only the new messages of a turn, unless told that it cannot."""
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit,
+        kit.server() as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as claude,
+    ):
+        thread = claude.beta.messages.thread(
+            model="fast", max_tokens=8, unsupported_request_behavior="continue_unthreaded"
+        )
+        first = await thread.send({"role": "user", "content": "Write add."})
+        later = await thread.send({"role": "user", "content": "And sub."})
+        whole = await claude.messages.create(
+            model="fast",
+            max_tokens=8,
+            messages=[
+                {"role": "user", "content": "Write add."},
+                {"role": "assistant", "content": first.content},
+                {"role": "user", "content": "And sub."},
+            ],  # type: ignore[arg-type]
+        )
+    # What a simulated engine answers follows from its prompt.
+    assert [b.text for b in later.content] == [b.text for b in whole.content]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -51,7 +51,7 @@ class ALostEngine:
     type: str = "server_error"
     code: str | None = "engine_lost"
     param: str | None = None
-    with_numbers: str = ""
+    to_openai: str = ""
     to_anthropic: str = ""
 
 

@@ -1,4 +1,5 @@
-"""Anthropic's Messages, used by Claude Code, and its token counting endpoint.
+"""Anthropic's Messages, used by Claude Code, and its token counting endpoint. Nothing is stored:
+every request carries its whole conversation.
 
 A virtual model answers one user message with its workflow. A conversation, and any other model's
 request, goes to the engine unchanged.
@@ -6,13 +7,14 @@ request, goes to the engine unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cato.core.errors import ContextLengthError
+from cato.core.errors import ContextLengthError, InputError
 from cato.core.profile import REFERENCE_CHARS_PER_TOKEN
 from cato.core.runs import FinishRun
 from cato.serve.ingress import document
@@ -28,7 +30,16 @@ from cato.serve.ingress.naming import Target, model_of_task, pool_of, with_model
 from cato.serve.ingress.relay import relay_typed
 from cato.wire.counting import SECTION_TOKENS, estimated_tokens
 from cato.wire.endpoint import Endpoint
-from cato.wire.messages import MessagesWriter
+from cato.wire.messages import NO_THREADS, MessagesWriter
+
+# Fields that would need Anthropic's own servers. Without them the model would lack a part of the
+# conversation, or tools that the client counts on.
+_OF_SERVERS = {
+    "thread": "conversations are not stored; send all messages",
+    "compaction": "ask for a summary in a message",
+    "container": "nothing runs on the server; offer tools that the client runs",
+    "mcp_servers": "nothing runs on the server; offer tools that the client runs",
+}
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -38,6 +49,7 @@ def routes(ingress: Ingress) -> APIRouter:
     async def messages(request: Request) -> Response:
         """Answer a conversation in Anthropic's dialect."""
         body = with_model(await read_object(request, ingress.max_body_bytes))
+        _check_fields(body)
         return await _answer(ingress, request, _without_tier(body))
 
     @router.post("/v1/messages/count_tokens", **document.COUNT_TOKENS)
@@ -90,6 +102,14 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
     return await relay_typed(
         ingress, request, task, form, is_streamed=chat.is_streamed, last_event="message_stop"
     )
+
+
+def _check_fields(body: Mapping[str, object]) -> None:
+    """Raise `InputError` for a field that only Anthropic's servers could honour."""
+    for field, instead in _OF_SERVERS.items():
+        if body.get(field):
+            code = NO_THREADS if field == "thread" else None
+            raise InputError(f"{field} is not supported: {instead}", field, code)
 
 
 def _without_tier(body: dict[str, object]) -> dict[str, object]:

@@ -28,7 +28,7 @@ from cato.wire.endpoint import Endpoint
 from cato.wire.responses import ResponsesWriter
 
 # Fields that would need a store of earlier responses.
-STATEFUL_FIELDS = ("previous_response_id", "conversation", "background")
+STATEFUL_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
 
 
 def routes(ingress: Ingress) -> APIRouter:

@@ -66,4 +66,10 @@ class Claude(ToolAgent):
         return call("Bash", command=command, description="Run it")
 
     def helper(self, task: str) -> Call:
-        return call("Agent", description="Read", prompt=task, subagent_type="general-purpose")
+        return call(
+            "Agent",
+            description="Read",
+            prompt=task,
+            subagent_type="general-purpose",
+            model="sonnet",  # as models do: the file must say which one that is
+        )

@@ -132,7 +132,11 @@ class KvFeed:
 
     def _tell(self, number: int, batch: bytes) -> None:
         self._next = number + 1
-        for event in self._events(batch):
+        try:
+            events = list(self._events(batch))
+        except (KeyError, TypeError) as error:
+            raise KvFeedError(f"an event lacks a field or has another type: {error!r}") from error
+        for event in events:
             self._heard(event)
 
     async def _catch_up(self, end: int) -> bool:

@@ -164,7 +164,15 @@ async def test_after_messages_that_are_gone_for_good_nothing_is_known(reading: R
     assert others == [BlocksCleared(), BlocksRemoved((5,))]
 
 
-@pytest.mark.parametrize("event", [["BlockRemoved", [1], "GPU"], {"type": "BlockMoved"}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        ["BlockRemoved", [1], "GPU"],
+        {"type": "BlockMoved"},
+        {"type": "BlockRemoved"},
+        {"type": "BlockStored", "block_hashes": 1, "block_size": 16},
+    ],
+)
 async def test_a_format_that_is_not_known_ends_the_events(reading: Reading, event: object) -> None:
     await reading.server.publish(event)
     assert await reading.heard(1) == [BlocksCleared()]

@@ -30,6 +30,9 @@ log = logging.getLogger("cato.control_plane")
 ASSERT_S = 2.0
 COUNT_S = 60.0
 ANSWER_WITHIN_S = 10.0
+START_WITHIN_S = 60.0
+"""Time for the control actors to start; on a busy host each takes most of a minute."""
+
 NOT_USED = "the latest user_config is wrong and not used: the policies stay as they are"
 
 
@@ -63,7 +66,13 @@ class ControlPlane:
         actors.create(ResourceProvisioner, actors.PROVISIONER)
         for pool in topology.pools:
             await self._create_routers(pool)
-        await self._assert()  # ingresses learn of new pools before old routers end
+        try:  # ingresses learn of new pools before old routers end
+            await self._assert(START_WITHIN_S)
+        except TimeoutError:
+            # One that hangs must not keep the others from their configuration after a restart.
+            log.warning(
+                "a control actor has not answered in %.0f s; all are told again", START_WITHIN_S
+            )
         actors.remove_routers_but([n for p in topology.pools for n in actors.routers_of(p)])
         self._counted_at_s = time.monotonic()
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())

@@ -17,6 +17,7 @@ from cato.control import actors
 from cato.core.errors import ConfigError
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.topology import ModelSpec, PoolPolicies, PoolSpec, Topology
+from cato.serve import control_plane
 from cato.serve.control_plane import ControlPlane
 
 POOL, SHARED = PoolName("p"), a_pool(JAVA)
@@ -35,6 +36,7 @@ class Actors:
     def __init__(self) -> None:
         self.told: dict[tuple[str, str], tuple[object, ...]] = {}
         self.lost: set[str] = set()
+        self.hanging: set[str] = set()
 
     def get(self, name: str) -> Any:
         return _Handle(self, name)
@@ -57,6 +59,8 @@ class _Handle:
     async def remote(self, *args: object) -> None:
         if self._name in self._all.lost:
             raise RayError("the actor died")
+        if self._name in self._all.hanging:
+            await asyncio.Event().wait()
         self._all.told[self._name, self._method] = args
 
 
@@ -71,13 +75,37 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Actors:
 
 @pytest.fixture
 async def control(told: Actors) -> AsyncIterator[ControlPlane]:
+    control = await begun()
+    yield control
+    await end(control)
+
+
+async def begun() -> ControlPlane:
     control = ControlPlane.__new__(ControlPlane)
     profiles = {DeploymentName("d"): a_profile()}
     hosted = {SHARED.name: {JAVA: {SHAPE: QUICK}}}
     await control.__init__(Topology((SPEC,), shared_pools=(SHARED,)), profiles, {}, hosted)  # type: ignore[misc]
-    yield control
+    return control
+
+
+async def end(control: ControlPlane) -> None:
     control._task.cancel()
     await asyncio.gather(control._task, return_exceptions=True)
+
+
+async def test_an_actor_that_hangs_keeps_no_other_from_its_configuration(
+    told: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_plane, "START_WITHIN_S", 0.02)
+    monkeypatch.setattr(control_plane, "ASSERT_S", 0.02)
+    told.hanging = {actors.PROFILER}
+    async with asyncio.timeout(5):
+        control = await begun()
+        assert told.policies == PoolPolicies()
+        told.told.clear()  # the router was restarted
+        while (actors.router_name(POOL), "configure") not in told.told:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await end(control)
 
 
 async def test_a_bad_user_config_changes_nothing_and_is_told(

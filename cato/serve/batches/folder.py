@@ -30,6 +30,8 @@ OUTPUT = "batch_output"
 LEAST_BYTES = 8_192
 # Batches of a tenant that are kept; the oldest ended ones go first.
 KEPT_BATCHES = 1_000
+# Age of files that belong to nothing, as after a crash, before they are deleted.
+LEFT_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,8 @@ class TenantFolder:
             os.close(lock)
 
     def sweep(self, before_s: float) -> None:
-        """Delete files and batches older than `before_s`, except those of open batches."""
+        """Delete files and batches older than `before_s`, except those of open batches, and what
+        killed processes left."""
         is_open = set(self.open_ids())
         kept: set[str] = set()
         for batch in self.batches():
@@ -227,6 +230,20 @@ class TenantFolder:
         for file in self.files():
             if file.created_at < before_s and file.id not in kept:
                 self.delete_file(file.id)
+        self._delete_left(kept | is_open, time.time() - LEFT_S)
+
+    def _delete_left(self, kept: set[str], before_s: float) -> None:
+        """Delete files that never got their facts, facts that never got their name, and orders to
+        cancel batches that are over."""
+        files, batches, orders = (self.path / part for part in ("files", "batches", "open"))
+        left = [f for f in files.glob("*.jsonl") if not f.with_suffix(".json").exists()]
+        left += [*files.glob("*.json.*.new"), *batches.glob("*.json.*.new")]
+        left += orders.glob("*.cancel")
+        for path in left:
+            id = path.name.partition(".")[0]
+            with contextlib.suppress(FileNotFoundError):  # another ingress deletes it, too
+                if _ID.fullmatch(id) and id not in kept and path.stat().st_mtime < before_s:
+                    path.unlink()
 
     def _facts(self, part: str) -> Iterator[dict[str, Any]]:
         for path in (self.path / part).glob("*.json"):

@@ -81,16 +81,21 @@ def checked(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> t
 
 
 def done_in(path: Path) -> set[str]:
-    """The ids of the results in a file; truncates a last result that a crash cut short."""
+    """The ids of the results in a file. Truncates it at the first result that a crash cut short or
+    damaged: the lines without a result are asked again."""
     done: set[str] = set()
     if not path.exists():
         return done
     with path.open("rb+") as file:
         end = 0
         for raw in file:
-            if not raw.endswith(b"\n"):
+            try:
+                id = json.loads(raw)["custom_id"] if raw.endswith(b"\n") else None
+            except (ValueError, LookupError, TypeError):
+                id = None
+            if not isinstance(id, str):
                 break
-            done.add(json.loads(raw)["custom_id"])
+            done.add(id)
             end += len(raw)
         file.truncate(end)
     return done

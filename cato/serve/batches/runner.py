@@ -158,7 +158,8 @@ class BatchRunner:
                 if not asked:
                     if isinstance(unreadable, OSError):
                         raise unreadable  # the folder may come back
-                    run.end("completed" if unreadable is None else "failed", unreadable)
+                    problem = unreadable or run.lost_lines()
+                    run.end("completed" if problem is None else "failed", problem)
                     return
                 done, asked = await asyncio.wait(
                     asked, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
@@ -256,6 +257,13 @@ class _BatchRun:
         for _, line in lines_of(path, self.batch.endpoint, max_line_bytes):
             if line.custom_id not in self._done:
                 yield line
+
+    def lost_lines(self) -> LineError | None:
+        """The problem, after the last line, if the file had others when the batch was created."""
+        found = self.batch.completed + self.batch.failed
+        if found == self.batch.total:
+            return None
+        return LineError(f"it had {self.batch.total} lines when the batch began, and now {found}")
 
     def why_over(self) -> str:
         """The final status if the batch must end before its last line; else empty."""

@@ -24,6 +24,12 @@ MAX_DEPTH = 200
 MAX_DIGITS = 20
 
 
+def check_uncompressed(request: Request) -> None:
+    """Answer 415 for a compressed body."""
+    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise HTTPException(415, "Compressed bodies are not supported; send the body uncompressed.")
+
+
 async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
     """The JSON object in the body.
 
@@ -31,8 +37,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
     too slowly; answer 413 for more than `max_bytes`, before reading all of it, and 415 for a
     compressed body.
     """
-    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-        raise HTTPException(415, "Compressed bodies are not supported; send the body uncompressed.")
+    check_uncompressed(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise HTTPException(413)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cato.serve.batches import folder, runner
 from cato.serve.batches.folder import LEAST_BYTES, BatchRoom, TenantFolder
 from cato.serve.batches.lines import Line, checked, done_in
 from cato.serve.batches.runner import BatchRunner
+from cato.serve.ingress.dialects import batches
 
 MAX_LINE_BYTES = 100_000
 
@@ -506,6 +508,73 @@ async def test_a_form_of_a_foreign_page_uploads_nothing(tmp_path: Path) -> None:
         assert (await http.send(request)).status_code == 415
 
 
+async def test_a_compressed_upload_is_refused(tmp_path: Path) -> None:
+    room = a_room(tmp_path)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+    ):
+        request = httpx.Request(
+            "POST", "http://localhost/v1/files", files={"file": ("a", b"x")},
+            data={"purpose": "batch"},
+            headers={"Content-Encoding": "gzip", "Authorization": "Bearer none"},
+        )  # fmt: skip
+        answer = await http.send(request)
+    assert (answer.status_code, "uncompressed" in answer.text) == (415, True)
+
+
+async def test_a_file_that_is_deleted_while_it_is_checked_begins_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = a_room(tmp_path)
+    folder = TenantFolder.of(room.root, "")
+
+    def checked_and_deleted(*args: Any) -> tuple[int, str]:
+        found = checked(*args)
+        for file in folder.files():
+            folder.delete_file(file.id)
+        return found
+
+    monkeypatch.setattr(batches, "checked", checked_and_deleted)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+    ):
+        file = (await uploaded(http, jsonl(a_line("one")))).json()
+        order = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        answer = await http.post("/v1/batches", json=order | {"input_file_id": file["id"]})
+    assert (answer.status_code, folder.open_ids()) == (404, [])
+
+
+async def test_what_killed_processes_left_is_deleted_and_counts_no_longer(tmp_path: Path) -> None:
+    room = a_room(tmp_path)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+    ):
+        batch = await begun(http, jsonl(a_line("one")))
+    kept = TenantFolder.of(room.root, "")
+    size = kept.size()
+    (found,) = kept.batches()
+    output = kept.content(found.output_file_id)  # of a batch that runs: it has no facts yet
+    left = [
+        kept.content(folder.new_id("file")),
+        kept.path / "files" / f"{folder.new_id('file')}.json.00ff.new",
+        kept.path / "batches" / f"{folder.new_id('batch')}.json.00ff.new",
+        kept.path / "open" / f"{folder.new_id('batch')}.cancel",
+    ]
+    new = kept.content(folder.new_id("file"))
+    for path in (output, new, *left):
+        path.write_bytes(b"x")
+    for path in (output, *left):
+        os.utime(path, (1.0, 1.0))
+    kept.sweep(before_s=0)
+    assert not [path for path in left if path.exists()]
+    assert [b["id"] for b in map(asdict, kept.batches())] == [batch["id"]]
+    assert output.exists()
+    assert kept.size() == size + 2 * LEAST_BYTES, "the output, and the new file of an upload"
+
+
 async def test_old_files_go_but_none_that_an_open_batch_needs(tmp_path: Path) -> None:
     room = a_room(tmp_path)
     async with (
@@ -542,6 +611,10 @@ def test_a_result_that_was_cut_short_is_asked_again(tmp_path: Path) -> None:
     path.write_bytes(jsonl({"custom_id": "a"}) + b'{"custom_id": "b"')
     assert done_in(path) == {"a"}
     assert path.read_bytes() == jsonl({"custom_id": "a"})
+    for damaged in (b"\0" * 9 + b"\n", b"[]\n", b'{"custom_id": 1}\n'):
+        path.write_bytes(jsonl({"custom_id": "a"}) + damaged + jsonl({"custom_id": "c"}))
+        assert done_in(path) == {"a"}
+        assert path.read_bytes() == jsonl({"custom_id": "a"})
     assert checked(path, "/v1/completions", 5, 100)[0] == 0
 
 
@@ -612,7 +685,16 @@ async def test_a_line_on_which_the_runner_fails_does_not_stop_the_others(
     assert counts == {"total": 3, "completed": 2, "failed": 1}
 
 
-async def test_a_file_that_was_changed_fails_the_batch_with_the_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        (b"{", "line 3: not valid JSON"),
+        (b"", "it had 3 lines when the batch began, and now 2"),
+    ],
+)
+async def test_a_file_that_was_changed_fails_the_batch_and_says_how(
+    tmp_path: Path, rest: bytes, said: str
+) -> None:
     room = a_room(tmp_path)
     async with (
         running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
@@ -621,13 +703,13 @@ async def test_a_file_that_was_changed_fails_the_batch_with_the_line(tmp_path: P
         lines = [a_line("one"), a_line("two"), a_line("three")]
         batch = await begun(http, jsonl(*lines))
         content = TenantFolder.of(room.root, "").content(batch["input_file_id"])
-        content.write_bytes(jsonl(*lines[:2]) + b"{")
+        content.write_bytes(jsonl(*lines[:2]) + rest)
         async with at_work(a_runner(kit, room)):
             ended = await over(http, batch["id"])
         done = await results(http, ended["output_file_id"])
     assert (ended["status"], ended["completed_at"]) == ("failed", None)
     assert ended["failed_at"] >= batch["created_at"]
-    assert ended["errors"]["data"][0]["message"] == "line 3: not valid JSON"
+    assert ended["errors"]["data"][0]["message"] == said
     assert ended["request_counts"] == {"total": 3, "completed": 2, "failed": 0}
     assert done.keys() == {"one", "two"}
 

@@ -35,7 +35,7 @@ from cato.serve.batches.folder import (
 from cato.serve.batches.lines import ENDPOINTS, checked, file_errors
 from cato.serve.ingress import document
 from cato.serve.ingress.admin_bodies import query_number
-from cato.serve.ingress.body import known_keys, read_object, sub_object
+from cato.serve.ingress.body import check_uncompressed, known_keys, read_object, sub_object
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 
@@ -70,6 +70,7 @@ def _add_files(router: APIRouter, ingress: Ingress) -> None:
     async def upload(request: Request) -> Response:
         """Upload a file of requests (`purpose` must be `batch`)."""
         folder, most = _folder(ingress, request), _room(ingress).limits
+        check_uncompressed(request)
         declared = request.headers.get("content-length", "")
         if not declared.isdecimal():
             raise InputError("an upload must have the header Content-Length")
@@ -121,10 +122,7 @@ def _add_files(router: APIRouter, ingress: Ingress) -> None:
     async def delete(request: Request, file_id: str) -> Response:
         """Delete a file. A batch that still needs it must be cancelled first."""
         found, folder = await _own_file(ingress, request, file_id), _folder(ingress, request)
-        batches = [folder.batch(id) for id in folder.open_ids()]
-        if any(b is not None and b.input_file_id == found.id for b in batches):
-            raise InputError("a running batch needs this file; cancel the batch first", "file_id")
-        await asyncio.to_thread(folder.delete_file, found.id)
+        await asyncio.to_thread(_deleted, folder, found.id)
         return JsonAnswer({"id": found.id, "object": "file", "deleted": True})
 
 
@@ -260,12 +258,22 @@ def _check_open(folder: TenantFolder, limits: BatchLimits) -> None:
 
 def _opened(folder: TenantFolder, limits: BatchLimits, batch: Batch) -> None:
     with folder.locked():  # others may have been opened while the file was read
+        if folder.file(batch.input_file_id) is None:
+            raise _no_file("input_file_id")
         folder.make_room()
         if batch.is_over:
             folder.write(batch)
             return
         _check_open(folder, limits)
         folder.open(batch)
+
+
+def _deleted(folder: TenantFolder, id: str) -> None:
+    with folder.locked():  # no batch begins with it meanwhile
+        batches = [folder.batch(open_id) for open_id in folder.open_ids()]
+        if any(b is not None and b.input_file_id == id for b in batches):
+            raise InputError("a running batch needs this file; cancel the batch first", "file_id")
+        folder.delete_file(id)
 
 
 def _kept(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileFacts:

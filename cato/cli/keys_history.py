@@ -18,7 +18,7 @@ from cato.core.errors import ConfigError, InputError
 from cato.core.prices import NO_PRICES
 from cato.core.tenancy import LAST_DAY
 from cato.serve.access.administration import MAX_LIMIT
-from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, day_of, groups_of, summed
+from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, days_of, groups_of, summed
 
 
 def usage(
@@ -37,7 +37,7 @@ def usage(
     """Show usage and, with --deployment, what it costs."""
     with ends_on(InputError):
         groups = groups_of(by, "--by")
-        days = day_of(since, "", "--since"), day_of(until, LAST_DAY, "--until")
+        days = days_of(since, until, "--")
     prices, bases = NO_PRICES, dict[str, str]()
     if deployment is not None:
         with ends_on(ConfigError):

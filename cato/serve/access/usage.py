@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from datetime import date
 
 from cato.core.errors import InputError
-from cato.core.tenancy import TurnUsage, Usage
+from cato.core.tenancy import LAST_DAY, TurnUsage, Usage
 
 GROUPS = ("day", "tenant", "key", "task", "model")
 """Columns that usage can be grouped by."""
@@ -30,7 +30,20 @@ def groups_of(text: str, name: str) -> tuple[str, ...]:
     return by
 
 
-def day_of(text: str | None, otherwise: str, name: str) -> str:
+def days_of(since: str | None, until: str | None, prefix: str = "") -> tuple[str, str]:
+    """The first and the last day, in order; None: no bound.
+
+    Raise `InputError`, which calls them `since` and `until` after `prefix`.
+    """
+    first = _day_of(since, "", f"{prefix}since")
+    last = _day_of(until, LAST_DAY, f"{prefix}until")
+    if first > last:
+        rule = f"{prefix}until ({last}) must not be before {prefix}since ({first})"
+        raise InputError(rule, f"{prefix}until")
+    return first, last
+
+
+def _day_of(text: str | None, otherwise: str, name: str) -> str:
     """A day of the calendar; None means `otherwise`. Raise `InputError`, which calls it `name`."""
     if text is None:
         return otherwise

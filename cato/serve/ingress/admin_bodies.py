@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 
-from cato.core.errors import InputError, UnknownNameError
+from cato.core.errors import InputError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant
 from cato.serve.access.administration import MAX_DAYS, MAX_LIMIT, MAX_WEIGHT, TENANT_NAME
 from cato.serve.access.caller import Caller
@@ -20,7 +20,7 @@ from cato.serve.ingress.body import (
 )
 from cato.serve.ingress.bounds import NAMES
 from cato.serve.ingress.context import Ingress
-from cato.serve.pools import pool_named
+from cato.serve.ingress.naming import pool_of
 
 MAX_NAME_CHARS = 100
 MAX_NAMES = 100
@@ -71,10 +71,8 @@ def wanted_key(ingress: Ingress, caller: Caller, body: dict[str, object]) -> Api
         ingress.service.workflow(task)  # raises UnknownNameError
     if tasks and default_task and default_task not in tasks:
         raise InputError("default_task must be one of the key's tasks", "default_task")
-    pools = ingress.service.pools()
     for model in models:
-        if pool_named(pools, model) is None:
-            raise UnknownNameError("model", model, tuple(n for p in pools for n in p.model.names))
+        pool_of(ingress, model)  # raises UnknownNameError or StartingError
     days = number_field(body, "days", MAX_DAYS)
     minutes = number_field(body, "session_minutes", 1440 * MAX_DAYS)
     bounds = _bounds(sub_object(body, "bounds"))

@@ -20,6 +20,7 @@ and models a request may use.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -160,6 +161,9 @@ def _drawn(
 def _check_model(ingress: Ingress, request: Request, model: str, instead: str = "") -> None:
     caller = caller_of(request)
     if caller.models and not caller.may_call(names_of(ingress, model)):
+        with suppress(UnknownNameError):
+            # Raises StartingError: an ingress that starts may not know the model's other names.
+            ingress.service.pool_of(model)
         told = f"This API key may not call this model.{instead}"
         raise AccessError(403, "model_not_permitted", told)
 

@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import InputError
-from cato.core.tenancy import LAST_DAY, CardTime, Usage
+from cato.core.tenancy import CardTime, Usage
 from cato.serve.access.usage import (
     GROUPS,
     TURN_COLUMNS,
     Row,
     as_csv,
     columns,
-    day_of,
+    days_of,
     groups_of,
     summed,
     turn_rows,
@@ -44,10 +44,7 @@ def routes(ingress: Ingress) -> APIRouter:
         if session is None:
             asked = request.query_params
             by = groups_of(asked.get("by", ",".join(GROUPS)), "by")
-            days = (
-                day_of(asked.get("since"), "", "since"),
-                day_of(asked.get("until"), LAST_DAY, "until"),
-            )
+            days = days_of(asked.get("since"), asked.get("until"))
             names: Sequence[str] = columns(by)
             rows: Sequence[Row] = await _rows(ingress, tenant, days, by)
         else:

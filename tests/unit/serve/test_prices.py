@@ -139,7 +139,14 @@ async def test_usage_over_http_has_costs_groups_days_and_a_table_for_spreadsheet
         own = (await ask("", user)).json()
         wrong = [
             await ask(q)
-            for q in ("by=color", "by=day,day", "since=today", "until=1", "since=2026-02-30")
+            for q in (
+                "by=color",
+                "by=day,day",
+                "since=today",
+                "until=1",
+                "since=2026-02-30",
+                "since=2026-11-02&until=2026-11-01",
+            )
         ]
     assert row["cost"] == row["prompt_tokens"] + row["output_tokens"] > 0
     assert (row["tenant"], row["requests"]) == ("red", 2)
@@ -147,7 +154,7 @@ async def test_usage_over_http_has_costs_groups_days_and_a_table_for_spreadsheet
     assert [r["tenant"] for r in csv.DictReader(io.StringIO(table))] == ["red"]
     assert none == []
     assert own["currency"] == "EUR"
-    assert [w.status_code for w in wrong] == [400] * 5
+    assert [w.status_code for w in wrong] == [400] * 6
 
 
 async def test_a_tenants_part_of_a_card_is_of_what_all_used(tmp_path: Path) -> None:
@@ -207,6 +214,13 @@ def test_wrong_groups_and_days_are_refused_in_the_shell(
     wrong = CliRunner().invoke(cli, asked)
     assert wrong.exit_code == 1
     assert wrong.stderr.startswith(f"{option} must be a ")
+
+
+def test_a_last_day_before_the_first_is_refused_in_the_shell(tmp_path: Path) -> None:
+    days = ["--since", "2026-11-02", "--until", "2026-11-01"]
+    wrong = CliRunner().invoke(cli, ["keys", "usage", *days, "--store", str(tmp_path / "m.db")])
+    assert wrong.exit_code == 1
+    assert wrong.stderr.startswith("--until (2026-11-01) must not be before --since (2026-11-02)")
 
 
 def test_days_of_usage_in_the_shell_are_both_included(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cato.core.administration import Change
 from cato.core.tenancy import Access, ApiKey, KeyHistory, Tenant
 from cato.store import keyed
 from cato.store.errors import StoreError
-from cato.store.keys import this_month
+from cato.store.keys import month_of
 from cato.store.location import store_url
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
@@ -37,7 +37,7 @@ class AccessBook:
         """All keys, tenants and this month's spending; None if they could never be read."""
         async with self._reading:  # callers wait for the first read
             if time.monotonic() - self._read_at_s >= ACCESS_AGE_S:
-                month = this_month()
+                month = month_of(time.time())
                 try:
                     known = self._access
                     self._access = await asyncio.to_thread(

@@ -80,12 +80,13 @@ class KeyHistory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """All keys and tenants, and each tenant's tokens in the current month (UTC)."""
+    """All keys and tenants, and each tenant's tokens in `month` (UTC, as 2026-11)."""
 
     keys: tuple[ApiKey, ...] = ()
     tenants: tuple[Tenant, ...] = ()
     spent_tokens: Mapping[str, int] = field(default_factory=dict)
     history: KeyHistory = KeyHistory.NEVER
+    month: str = ""
 
     @property
     def needs_key(self) -> bool:

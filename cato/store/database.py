@@ -49,6 +49,15 @@ _PRAGMAS = (
     "journal_size_limit = 4194304",  # WAL size after a checkpoint; it grows while readers lag
 )
 
+# libpq's settings: a connection to a host that vanished ends in seconds. Without them a call would
+# wait for minutes, or for ever. A URL may set others.
+_LIVENESS = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
 # Lock shared by all processes that migrate one PostgreSQL database; "CATO" in ASCII.
 _MIGRATION_LOCK = 0x4341544F
 _LOCK_POLL_S = 0.02
@@ -132,12 +141,20 @@ def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
 
 
 def _postgresql(url: URL, busy_timeout_s: float) -> Engine:
+    asked = {"connect_timeout": max(1, round(busy_timeout_s))}
+    asked |= {name: value for name, value in _LIVENESS.items() if name not in url.query}
     try:
-        return create_engine(
-            url, pool_pre_ping=True, connect_args={"connect_timeout": max(1, round(busy_timeout_s))}
-        )
+        engine = create_engine(url, pool_pre_ping=True, connect_args=asked)
     except ModuleNotFoundError as exc:
         raise StoreError(shown(url), "PostgreSQL needs: pip install 'cato[postgres]'") from exc
+
+    def configure(connection: Any, _: object) -> None:
+        # Not as a startup option, which connection poolers refuse.
+        connection.execute(f"SET lock_timeout = {max(1, round(busy_timeout_s * 1000))}")
+        connection.commit()
+
+    event.listen(engine, "connect", configure)
+    return engine
 
 
 def _or_dispose(engine: Engine, prepare: Callable[[Engine], None]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, assert_never
@@ -27,10 +28,13 @@ from cato.store.errors import StoreCorruptError, StoreError, StoreUnavailableErr
 from cato.store.rows import key_row, upsert
 from cato.store.schema import api_keys, audit, tenants, usage
 
+# Lock on a PostgreSQL database for changes of keys; "KEYS" in ASCII.
+_KEYS_LOCK = 0x4B455953
 
-def this_month() -> str:
-    """The month of budgets, as 2026-11; in UTC."""
-    return datetime.now(UTC).strftime("%Y-%m")
+
+def month_of(at_s: float) -> str:
+    """The month of budgets, as 2026-11, in UTC; `at_s` in seconds since the epoch."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m")
 
 
 class KeyTables(Connections):
@@ -44,18 +48,29 @@ class KeyTables(Connections):
         """
         before = keyed.history(self._engine.url)
         try:
-            with self._transaction() as connection:
+            with self._changing_keys() as connection:
                 about = self._apply(connection, change, by, within)
+                # Before the commit: no key is ever stored without the mark, and no other process
+                # that still sees the deleted keys marks them again.
                 if about is not None and isinstance(change, AddKey | RotateKey):
-                    # Before the commit, so that no key is ever stored without the mark.
                     self._remember(KeyHistory.KEYED, "cannot record that the deployment has keys")
+                if isinstance(change, OpenWithoutKeys):
+                    self._remember(KeyHistory.OPENED, "cannot record that no key is needed")
         except BaseException:
             if isinstance(change, AddKey) and before is not KeyHistory.KEYED:
                 self._take_back_mark(before)
+            if isinstance(change, OpenWithoutKeys):
+                keyed.restore(self._engine.url, before)
             raise
-        if isinstance(change, OpenWithoutKeys):
-            self._remember(KeyHistory.OPENED, "cannot record that no key is needed")
         return about
+
+    @contextmanager
+    def _changing_keys(self) -> Iterator[Connection]:
+        """A transaction beside which no other process changes keys or their history."""
+        with self._transaction() as connection:
+            if connection.dialect.name == "postgresql":  # a transaction of SQLite is alone anyway
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_KEYS_LOCK})")
+            yield connection
 
     def _take_back_mark(self, before: KeyHistory) -> None:
         """Undo the mark of a first key that was not stored: without any key, it would shut
@@ -159,9 +174,12 @@ class KeyTables(Connections):
 
     def api_keys(self) -> tuple[ApiKey, ...]:
         """All keys, including ended ones, oldest first."""
-        query = select(api_keys).order_by(api_keys.c.created_at_s, api_keys.c.id)
         with self._reading() as connection:
-            return tuple(self._key(row) for row in connection.execute(query))
+            return self._keys_in(connection)
+
+    def _keys_in(self, connection: Connection) -> tuple[ApiKey, ...]:
+        query = select(api_keys).order_by(api_keys.c.created_at_s, api_keys.c.id)
+        return tuple(self._key(row) for row in connection.execute(query))
 
     def tenants(self) -> tuple[Tenant, ...]:
         """All tenants with limits, by name."""
@@ -180,10 +198,20 @@ class KeyTables(Connections):
         with self._reading() as connection:
             spent = {tenant: int(n) for tenant, n in connection.execute(query)}
         keys, history = self.api_keys(), keyed.history(self._engine.url)
-        if keys and history is not KeyHistory.KEYED:  # created by an earlier version
-            self.remember_keys()
-            history = KeyHistory.KEYED
-        return Access(keys, self.tenants(), spent, history)
+        if keys and history is not KeyHistory.KEYED:
+            keys, history = self._marked()
+        return Access(keys, self.tenants(), spent, history, month)
+
+    def _marked(self) -> tuple[tuple[ApiKey, ...], KeyHistory]:
+        """All keys and their history; keys of an earlier version of CATO are marked first.
+
+        No other process changes keys meanwhile: `cato keys open` may just have deleted them.
+        """
+        with self._changing_keys() as connection:
+            keys = self._keys_in(connection)
+            if keys:
+                self.remember_keys()
+        return keys, keyed.history(self._engine.url)
 
     def _key(self, row: Any) -> ApiKey:
         try:

@@ -49,7 +49,7 @@ from cato.serve.own_model import OwnModel
 from cato.serve.pools import PoolInfo, pool_named
 from cato.serve.replica import Replica, Report
 from cato.store.errors import StoreUnavailableError
-from cato.store.keys import this_month
+from cato.store.keys import month_of
 from cato.store.store import MetadataStore
 from cato.telemetry.decisions import DecisionBook
 from cato.telemetry.metrics import render_fleet
@@ -403,7 +403,7 @@ class LocalRecords:
         return [c for c in self.card_times if since <= c.day <= until]
 
     async def access(self) -> Access:
-        return self._kept().access(this_month())
+        return self._kept().access(month_of(time.time()))
 
     async def administer(
         self, change: Change, by: str, within: str | None

@@ -18,6 +18,7 @@ from cato.serve.access.caller import ANYBODY, Caller
 from cato.serve.access.keys import is_secret_of, parts
 from cato.serve.access.limits import EventLimits, Left, Reserved, TenantLimits, until_next_month_s
 from cato.serve.access.sign_in import SignIn, is_token
+from cato.store.keys import month_of
 
 log = logging.getLogger("cato.access")
 
@@ -72,7 +73,8 @@ class AccessControl:
         self._is_known = False
         self._needs_key = False
         self._keys: dict[str, ApiKey] = {}
-        self._spent: dict[str, int] = {}
+        self._spent: dict[str, int] = {}  # in the month `_spent_in`
+        self._spent_in = ""
         self._limits: dict[str, TenantLimits] = {}
         self._events = EventLimits()
         self._reserved = Reserved()
@@ -91,7 +93,7 @@ class AccessControl:
             log.log(*((logging.ERROR, LOST_KEYS) if needs_key else (logging.WARNING, NO_KEYS)))
         self._is_known, self._needs_key = True, needs_key
         self._keys = {key.id: key for key in access.keys}
-        self._spent = dict(access.spent_tokens)
+        self._spent, self._spent_in = dict(access.spent_tokens), access.month
         tenants = {t.name: t for t in access.tenants}
         for name, limits in list(self._limits.items()):
             if tenants.get(name) != limits.tenant:
@@ -204,10 +206,15 @@ class AccessControl:
             return
         now_s = self._clock()
         budget = limits.tenant.tokens_per_month
-        spent = self._spent.get(caller.tenant, 0)
+        # For a moment after its first second, a month knows only what the one before has used.
+        is_of_now = self._spent_in == month_of(now_s)
+        spent = self._spent.get(caller.tenant, 0) if is_of_now else 0
         if budget is not None and spent >= budget:
             raise QuotaError("tokens per month", until_next_month_s(now_s), is_budget=True)
-        if budget is not None and spent + self._reserved.of(caller.tenant, now_s) >= budget:
+        # Other ingress replicas have reserved tokens, too: this one may use its share of the rest.
+        if budget is not None and self._reserved.of(caller.tenant, now_s) >= self._share * (
+            budget - spent
+        ):
             raise QuotaError("tokens per month, reserved by running requests", RESERVED_RETRY_S)
         wait_s, limit = limits.wait_s(now_s)
         if wait_s > 0:

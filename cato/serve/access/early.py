@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from cato.core.tenancy import Access
 from cato.store import keyed
 from cato.store.errors import StoreError
 from cato.store.in_thread import with_store
-from cato.store.keys import this_month
+from cato.store.keys import month_of
 from cato.store.location import default_location, store_url
 
 log = logging.getLogger("cato.access")
@@ -32,7 +33,7 @@ async def stored_access(args: Mapping[str, object], *, is_on_head_node: bool) ->
                 return None
             if not path.exists():
                 return Access(history=keyed.history(url))
-        month = this_month()
+        month = month_of(time.time())
         return await with_store(str(location), lambda store: store.access(month))
     except StoreError as error:
         log.info("the API keys cannot be read yet: %s", error)

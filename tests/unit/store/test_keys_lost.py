@@ -8,7 +8,9 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from sqlalchemy import Connection, event
@@ -262,6 +264,53 @@ async def test_a_key_of_another_process_keeps_the_mark_of_one_that_failed(store:
     for one in (opened, other):
         one.close()
     assert keyed.history(store_url(store)) is KeyHistory.KEYED
+
+
+def test_opening_just_after_a_profiler_read_the_keys_still_opens(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, profiler = MetadataStore.open(store), MetadataStore.open(store)
+    opened.administer(AddKey(replace(a_key(), expires_at_s=2.0)), "operator")
+    read = profiler.api_keys
+
+    def read_and_then_open() -> tuple[ApiKey, ...]:
+        keys = read()
+        opened.administer(OpenWithoutKeys(), "operator")
+        return keys
+
+    monkeypatch.setattr(profiler, "api_keys", read_and_then_open)
+    assert not profiler.access("2026-11").needs_key
+    assert keyed.history(store_url(store)) is KeyHistory.OPENED
+    for one in (opened, profiler):
+        one.close()
+
+
+def test_opening_while_a_profiler_reads_the_keys_still_opens(store: Path) -> None:
+    opened, profiler = MetadataStore.open(store), MetadataStore.open(store)
+    opened.administer(AddKey(replace(a_key(), expires_at_s=2.0)), "operator")
+    reading = Thread(target=profiler.access, args=("2026-11",))
+
+    def read_before_the_commit(_: Connection) -> None:
+        if not reading.is_alive() and reading.ident is None:
+            reading.start()
+            reading.join(0.2)  # it waits for the end of the change
+
+    event.listen(opened._engine, "commit", read_before_the_commit)
+    opened.administer(OpenWithoutKeys(), "operator")
+    reading.join()
+    assert keyed.history(store_url(store)) is KeyHistory.OPENED
+    for one in (opened, profiler):
+        one.close()
+
+
+def test_an_opening_that_could_not_be_stored_leaves_the_keys_in_force(store: Path) -> None:
+    opened = MetadataStore.open(store)
+    opened.administer(AddKey(a_key()), "operator")
+    with full_disk(opened), pytest.raises(StoreError):
+        opened.administer(OpenWithoutKeys(), "operator")
+    assert opened.access("2026-11").needs_key
+    assert keyed.history(store_url(store)) is KeyHistory.KEYED
+    opened.close()
 
 
 async def test_replacing_a_key_that_does_not_exist_shuts_nobody_out(store: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutBook, RolloutOrder, action_of
 from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.core.topology import RECEIPTS_PER_S
+from cato.core.usage_outbox import UsageParcel
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
 from cato.profiles.schema import ProfileFile
@@ -54,10 +56,13 @@ Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
 @dataclass(frozen=True, slots=True)
 class News:
     """What ingress replicas follow. None: not known yet, or for `lengths` and `past_runs` not
-    newer than what the caller has."""
+    newer than what the caller has. `kept_usage` is the number of the caller's last parcel of usage
+    that `profiler`, the id of this process, has stored."""
 
     rollouts: tuple[Rollout, ...] | None
     access: Access | None
+    profiler: str
+    kept_usage: int
     estimates: Mapping[TaskName, Mapping[NodeId, NodeEstimate]]
     lengths: OutputLengths | None
     past_runs: PastRuns | None
@@ -89,16 +94,25 @@ class Profiler:
         location = location or default_location()
         self._writer = StoreWriter(location, self._read_earlier)
         self._access = AccessBook(self._writer, location)
+        self._id = secrets.token_hex(8)
         self._writer.start()
 
-    async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
-        """Store and learn. A tenant chooses its request ids; the newest run of an id is kept."""
+    async def record(
+        self, finished: tuple[Finished, ...], usage: tuple[UsageParcel, ...] = (), to: str = ""
+    ) -> str:
+        """Store and learn; returns the id of this process. A tenant chooses its request ids; the
+        newest run of an id is kept.
+
+        `usage` is taken only if it is meant for this process (`to`): a sender that expects an
+        earlier one may have parcels with lower numbers, which must come first.
+        """
         self._take_earlier()
-        records: list[Record] = [*usage]
+        records: list[Record] = [*usage] if to == self._id else []
         for receipt, all_nodes in finished:
             records += self._record(receipt, all_nodes)
         self._writer.put(records)
         self._learning.refit_when_due()
+        return self._id
 
     async def keep_receipts(self, per_s: float) -> None:
         """Above this rate, runs are only counted: no receipt is kept and nothing is learnt."""
@@ -147,11 +161,14 @@ class Profiler:
             self._metrics.record_reaction(r.task, r.model, r.reaction, r.e2e_s)
             self._writer.put([r])
 
-    async def news(self, lengths_version: int, past_runs_version: int) -> News:
-        """All that an ingress replica with these versions follows, in one call."""
+    async def news(self, lengths_version: int, past_runs_version: int, sender: str = "") -> News:
+        """All that an ingress replica with these versions follows, in one call; it sends its usage
+        as `sender`."""
         return News(
             await self.rollouts(),
             await self.access(),
+            self._id,
+            self._writer.kept_usage.get(sender, 0),
             await self.estimates(),
             await self.lengths(lengths_version),
             await self.past_runs(past_runs_version),

@@ -5,6 +5,7 @@ No `from __future__ import annotations` here: Serve reads the pydantic model fro
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ MAX_ONGOING = 10_000
 # Longer than the longest generation, so that a stopping replica ends its streams.
 DRAIN_S = 600.0
 DRAIN_POLL_S = 0.2
+# For the last usage of an ingress replica to reach the Profiler.
+STOP_FLUSH_S = 5.0
 PINNED = RequestRouterConfig(request_router_class="cato.control.ray_private:PinnedRouter")
 
 
@@ -185,6 +188,12 @@ class Ingress:
         self._draining = asyncio.get_running_loop().create_task(self._drain.follow())
         self._app = self._made_app()
         spare_collector()
+
+    async def __del__(self) -> None:
+        """Serve calls this when the replica stops in order: the last usage is not lost."""
+        if records := getattr(self, "_records", None):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(records.flush(), STOP_FLUSH_S)
 
     def _take_workflows(self) -> None:
         workflows = self._files.workflows

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,7 @@ from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutOrder
 from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
+from cato.core.usage_outbox import UsageOutbox
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
@@ -36,9 +39,11 @@ from cato.telemetry.recent import RecentOverview
 
 log = logging.getLogger("cato.records")
 
-# Receipts are sent together: an actor call costs both sides a millisecond of CPU. A killed ingress
-# loses those of this time.
+# Receipts and usage are sent together: an actor call costs both sides a millisecond of CPU. A
+# killed ingress loses those of this time.
 RECORD_WITHIN_S = 0.25
+# Receipts kept while the Profiler is away, the newest; usage is kept without this bound.
+MAX_UNSENT = 2_000
 
 
 class RayRecords:
@@ -58,11 +63,12 @@ class RayRecords:
         self._lengths = OutputLengths()
         self._past_runs = PastRuns()
         self._profiler: Any = None
-        self._finished: list[Finished] = []
-        self._used: list[Usage] = []
+        self._finished: deque[Finished] = deque(maxlen=MAX_UNSENT)
+        self._usage = UsageOutbox(secrets.token_hex(8))
         self._told: list[Feedback] = []
         self._rollouts: dict[str, Rollout] = {}
         self._refresher: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     def follow(self, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
         """Use the nodes of changed workflows."""
@@ -73,12 +79,12 @@ class RayRecords:
         self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
+        self._usage.add(usage)
         if self._profiler is None:
             log.warning("no profiler yet: the receipt of %s is lost", receipt.request_id)
             return
         self._send_soon()
         self._finished.append((receipt, self._nodes_of.get(receipt.task, ())))
-        self._used += usage
 
     def note(self, feedback: Feedback) -> None:
         """Record what a user did with a completion; lost while there is no profiler."""
@@ -91,13 +97,34 @@ class RayRecords:
             asyncio.get_running_loop().call_later(RECORD_WITHIN_S, self._send)
 
     def _send(self) -> None:
-        finished, self._finished = tuple(self._finished), []
-        used, self._used = tuple(self._used), []
-        if finished:
-            self._profiler.record.remote(finished, used)
+        if self._profiler is None:
+            return
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send_all())
         told, self._told = tuple(self._told), []
         if told:
             self._profiler.react.remote(told)
+
+    async def _send_all(self) -> None:
+        """Send receipts and usage, one call after the other, so that parcels stay in order. What a
+        lost call held of usage is sent again after the next news."""
+        while (parcels := self._usage.parcels()) or self._finished:
+            finished = tuple(self._finished)
+            self._finished.clear()
+            try:
+                answered = await self._profiler.record.remote(
+                    finished, parcels, self._usage.receiver
+                )
+            except RayError as error:
+                log.info("profiler: %s", error)
+                return
+            self._usage.sent(parcels, answered)
+
+    async def flush(self) -> None:
+        """Send all, so that an answer of the profiler includes it."""
+        self._send()
+        if self._sending is not None:
+            await asyncio.shield(self._sending)
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         return self._table.get(task, {})
@@ -113,7 +140,7 @@ class RayRecords:
     async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
         if self._profiler is None:
             return None
-        self._send()  # flush: the receipt may have just been recorded
+        await self.flush()  # the receipt may have just been recorded
         ask = self._profiler.receipt.remote
         receipt: Mapping[str, object] | None = await ask(request_id, tenant)
         if receipt is None:  # perhaps another ingress has yet to send it
@@ -170,7 +197,7 @@ class RayRecords:
         """Flush, then ask the profiler; raise `StoreError`."""
         if self._profiler is None:
             raise StoreUnavailableError("", "no profiler yet")
-        self._send()
+        await self.flush()
         try:
             return await ask(self._profiler)
         except RayTaskError as error:
@@ -179,7 +206,7 @@ class RayRecords:
             raise StoreUnavailableError("", "the profiler is being restarted") from error
 
     async def overview(self, tenant: str | None) -> Overview:
-        self._send()  # flush, so that the latest runs are shown
+        await self.flush()  # so that the latest runs are shown
         pictures = self._pools.pictures()
         fleet = await fleet_state(self._pools.shards())
         recent = RecentOverview()
@@ -192,7 +219,7 @@ class RayRecords:
         return overview(pictures, fleet, recent, tenant=tenant)
 
     async def metrics(self) -> bytes:
-        self._send()
+        await self.flush()
         runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
         pictures = self._pools.pictures()
         return runs + render_fleet(pictures, await fleet_state(self._pools.shards()))
@@ -203,8 +230,11 @@ class RayRecords:
                 if self._profiler is None:
                     self._profiler = actors.get(actors.PROFILER)
                 await self._learn(
-                    await self._profiler.news.remote(self._lengths.version, self._past_runs.version)
+                    await self._profiler.news.remote(
+                        self._lengths.version, self._past_runs.version, self._usage.sender
+                    )
                 )
+                self._send()  # what an earlier profiler has lost
             except (ValueError, RayError) as error:
                 log.info("profiler: %s", error)
                 await self._learn_keys_early()
@@ -226,6 +256,7 @@ class RayRecords:
         if news.rollouts is not None:
             self._rollouts = {r.name: r for r in news.rollouts}
         self._access.learn(news.access)
+        self._usage.kept(news.profiler, news.kept_usage)
         self._table = news.estimates
         if news.lengths is not None:
             await asyncio.to_thread(news.lengths.warm_up)

@@ -10,6 +10,7 @@ from cato.core.receipt import SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.tenancy import CardTime, Usage
 from cato.core.topology import AdapterSpec, HostedModel
+from cato.core.usage_outbox import UsageParcel
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 from cato.profiles.schema import ProfileFile
@@ -53,12 +54,13 @@ Record = (
     | FinishedStages
     | KeptReceipt
     | Usage
+    | UsageParcel
     | CardTime
     | Rollout
 )
-"""Records that a writer accepts. Usage and accelerator time are added to the stored sums. Of
-means, errors and rollouts with the same name, and of a tenant's receipts with the same request id,
-the newest is kept."""
+"""Records that a writer accepts. Usage and accelerator time are added to the stored sums, a parcel
+once however often it comes. Of means, errors and rollouts with the same name, and of a tenant's
+receipts with the same request id, the newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Limits:
 
     `samples_per_node` is per task, node and model. All `samples` together are read in seconds, by a
     Profiler that needs 300 MB for it; models that are gone leave theirs behind. 20,000 receipts of
-    5 kB are 100 MB.
+    5 kB are 100 MB. A sender of usage is forgotten `sender_days` after its last parcel.
     """
 
     receipts: int = 20_000
@@ -117,3 +119,4 @@ class Limits:
     samples: int = 250_000
     runs_per_task: int = 200
     documents_per_profile: int = 20
+    sender_days: int = 30

@@ -21,6 +21,7 @@ from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.rollout import Rollout
 from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage
 from cato.core.topology import AdapterSpec
+from cato.core.usage_outbox import UsageParcel
 from cato.estimators.dag_match import DagHistory, SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
@@ -35,6 +36,7 @@ from cato.store.schema import (
     receipts,
     rollouts,
     usage,
+    usage_senders,
 )
 
 log = logging.getLogger("cato.store")
@@ -51,6 +53,7 @@ class Rows:
     def __init__(self) -> None:
         self._new: dict[Table, list[Row]] = {}
         self._used: dict[tuple[str, ...], Usage] = {}
+        self._parcels: dict[str, list[UsageParcel]] = {}
         self._card_s: dict[tuple[str, str], float] = {}
         self._latest: dict[Table, dict[object, Row]] = {}
 
@@ -70,8 +73,9 @@ class Rows:
                 key = (request_id, reaction, choice, view_id, tenant)
                 self._replace(reactions, key, asdict(record))
             case Usage():
-                known = self._used.get(record.name)
-                self._used[record.name] = record if known is None else known.plus(record)
+                self._add_usage(self._used, record)
+            case UsageParcel(sender):
+                self._parcels.setdefault(sender, []).append(record)
             case Rollout():
                 document = ROLLOUT.dump_json(record).decode()
                 row: Row = {"name": record.name, "document": document}
@@ -87,14 +91,40 @@ class Rows:
     def write(self, connection: Connection) -> None:
         for table, rows in self._new.items():
             connection.execute(insert(table), rows)
-        if self._used:
-            rows = [asdict(used) for used in self._used.values()]
+        used = dict(self._used)
+        for sender, parcels in self._parcels.items():
+            for new in self._new_usage(connection, sender, parcels):
+                self._add_usage(used, new)
+        if used:
+            rows = [asdict(one) for one in used.values()]
             connection.execute(upsert(connection, usage, is_sum=True), rows)
         if self._card_s:
             held = [{"day": d, "model": m, "card_s": s} for (d, m), s in self._card_s.items()]
             connection.execute(upsert(connection, card_time, is_sum=True), held)
         for table, by_key in self._latest.items():
             connection.execute(upsert(connection, table), list(by_key.values()))
+
+    def _new_usage(
+        self, connection: Connection, sender: str, parcels: Sequence[UsageParcel]
+    ) -> list[Usage]:
+        """The usage that is not stored yet; from now on it counts as stored."""
+        columns = usage_senders.c
+        stored = select(columns.number).where(columns.sender == sender).with_for_update()
+        number = connection.execute(stored).scalar_one_or_none() or 0
+        new: list[Usage] = []
+        for parcel in parcels:
+            if parcel.number > number:
+                number = parcel.number
+                new += parcel.usage
+        if new:
+            row: Row = {"sender": sender, "number": number, "day": max(u.day for u in new)}
+            connection.execute(upsert(connection, usage_senders), [row])
+        return new
+
+    @staticmethod
+    def _add_usage(sums: dict[tuple[str, ...], Usage], used: Usage) -> None:
+        known = sums.get(used.name)
+        sums[used.name] = used if known is None else known.plus(used)
 
     def _append(self, table: Table, record: LengthSample) -> None:
         row = row_of(record)

@@ -190,6 +190,15 @@ usage = Table(
     Column("output_tokens", BigInteger, nullable=False),
 )
 
+# The highest parcel of each ingress replica whose usage is counted, and its last day.
+usage_senders = Table(
+    "usage_senders",
+    metadata,
+    Column("sender", String, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("day", String, nullable=False),
+)
+
 # Rows are only added: triggers reject updates and deletes.
 audit = Table(
     "audit",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import delete, select
@@ -36,6 +37,7 @@ from cato.store.schema import (
     receipts,
     rollouts,
     usage,
+    usage_senders,
 )
 
 BUSY_TIMEOUT_S = 5.0
@@ -96,6 +98,9 @@ class MetadataStore(KeyTables, CatalogTables):
                 connection.execute(delete(at_s.table).where(at_s <= newest.scalar_subquery()))
             too_old = receipts.c.ended_at_s < now_s - limits.receipt_age_s
             connection.execute(delete(receipts).where(too_old))
+            last_day = datetime.fromtimestamp(now_s, UTC).date() - timedelta(limits.sender_days)
+            gone = usage_senders.c.day < last_day.isoformat()
+            connection.execute(delete(usage_senders).where(gone))
 
     def learnt(self) -> Learnt:
         """All learnt values that can be read."""

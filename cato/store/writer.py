@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from cato.core.usage_outbox import UsageParcel
 from cato.store.errors import (
     StoreCorruptError,
     StoreError,
@@ -68,6 +69,9 @@ class StoreWriter:
         self._settings = settings or WriterSettings()
         self._limits = limits or Limits()
         self._waiting: deque[Record] = deque()
+        self._parcels: deque[UsageParcel] = deque()  # never dropped: bills are made of them
+        # The highest number of each sender of usage that this writer has stored.
+        self.kept_usage: dict[str, int] = {}
         self._writing = 0
         self._dropped = 0
         self._trouble: StoreError | None = StoreUnavailableError("", "not opened yet")
@@ -91,9 +95,11 @@ class StoreWriter:
         self._thread.start()
 
     def put(self, records: Sequence[Record]) -> None:
-        """Queue `records` for writing. Never blocks; drops the oldest when the queue is full."""
+        """Queue `records` for writing. Never blocks; drops the oldest when the queue is full, but
+        no parcel of usage: their senders keep few."""
         with self._changed:
-            self._waiting.extend(records)
+            self._parcels.extend(r for r in records if isinstance(r, UsageParcel))
+            self._waiting.extend(r for r in records if not isinstance(r, UsageParcel))
             self._drop_overflow()
             self._changed.notify_all()
 
@@ -107,7 +113,7 @@ class StoreWriter:
 
     def state(self) -> StoreState:
         with self._changed:
-            queued = len(self._waiting) + self._writing
+            queued = len(self._parcels) + len(self._waiting) + self._writing
             why = "" if self._trouble is None else str(self._trouble)
             return StoreState(not why, why, queued, self._dropped)
 
@@ -115,7 +121,7 @@ class StoreWriter:
         """Wait until every queued record is written or dropped; False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._waiting and not self._writing, timeout_s
+                lambda: not self._has_waiting() and not self._writing, timeout_s
             )
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -159,15 +165,20 @@ class StoreWriter:
     def _next_batch(self) -> list[Record]:
         """Records of the last moment; empty when closing with an empty queue."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            self._changed.wait_for(lambda: self._has_waiting() or self._is_closing)
             if not self._is_closing and len(self._waiting) < self._settings.batch:
                 self._changed.wait_for(
                     lambda: self._is_closing or len(self._waiting) >= self._settings.batch,
                     self._settings.gather_s,
                 )
+            parcels = min(len(self._parcels), self._settings.batch)
             n = min(len(self._waiting), self._settings.batch)
-            self._writing = n
-            return [self._waiting.popleft() for _ in range(n)]
+            self._writing = parcels + n
+            batch: list[Record] = [self._parcels.popleft() for _ in range(parcels)]
+            return batch + [self._waiting.popleft() for _ in range(n)]
+
+    def _has_waiting(self) -> bool:
+        return bool(self._parcels or self._waiting)
 
     def _write(self, batch: list[Record]) -> None:
         """Removes records from `batch` as they are written, so that a retry writes none twice."""
@@ -190,6 +201,7 @@ class StoreWriter:
     def _write_to(self, store: MetadataStore, batch: list[Record]) -> None:
         try:
             store.write(batch)
+            self._note_kept(batch)
             batch.clear()
         except StoreRecordError:
             while batch:
@@ -203,6 +215,12 @@ class StoreWriter:
             log.error("dropped a %s: %s", type(record).__name__, error)
             with self._changed:
                 self._dropped += 1
+        self._note_kept([record])
+
+    def _note_kept(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if isinstance(record, UsageParcel):
+                self.kept_usage[record.sender] = record.number
 
     def _opened(self) -> MetadataStore:
         if self._store is None:

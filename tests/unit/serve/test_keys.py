@@ -34,6 +34,7 @@ from cato.core.errors import AccessError
 from cato.core.ids import ModelName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
 from cato.core.topology import AdapterSpec
+from cato.core.usage_outbox import UsageParcel
 from cato.serve.access.addresses import is_own
 from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.keys import digest_of, is_secret_of, new_key, parts
@@ -616,7 +617,11 @@ async def test_the_profiler_tells_the_keys_and_keeps_the_usage(tmp_path: Path) -
     made = run_keys(path, "create", "--tenant", "team-a").strip()
     profiler = Profiler(path)
     used = Usage("2026-11-21", "team-a", "k", "t", "m", 1, 10, 0, 5)
-    await profiler.record((), (used,))
+    parcel = UsageParcel("ingress", 1, (used,))
+    receiver = await profiler.record((), (parcel,), "an earlier process")
+    assert await profiler.usage("team-a") == ()
+    for _ in range(2):  # sent again: the answer was lost
+        await profiler.record((), (parcel,), receiver)
     assert await profiler.usage("team-a") == (used,)
     access = await profiler.access()
     assert access is not None

@@ -9,12 +9,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import Connection, create_engine, event, make_url, select
+from sqlalchemy.exc import OperationalError
 from store_kit import NODE, TASK, a_mean, a_receipt, a_sample, an_execution, facts, rows
 
 from cato.config.places import RUN_DIR_VARIABLE, STATE_VARIABLE
@@ -22,14 +24,22 @@ from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import PoolErrors
 from cato.core.ids import ModelName, PoolName, TaskName
 from cato.core.receipt import WITHHELD
+from cato.core.tenancy import Usage
 from cato.core.topology import AdapterSpec
+from cato.core.usage_outbox import UsageParcel
 from cato.estimators.dag_match import FROM_USER, SuperGraph, SuperNode
 from cato.estimators.stages import FinishedStages
 from cato.profiles.schema import DecodeSection, PrefillSection, ProfileFile, Provenance
-from cato.store.errors import StoreError, StoreRecordError, StoreTooNewError
+from cato.store.database import WRITES
+from cato.store.errors import (
+    StoreError,
+    StoreRecordError,
+    StoreTooNewError,
+    StoreUnavailableError,
+)
 from cato.store.location import STORE_VARIABLE, default_location, store_url
 from cato.store.records import AddedAdapter, KeptReceipt, Learnt, Limits
-from cato.store.schema import metadata
+from cato.store.schema import metadata, usage_senders
 from cato.store.store import MetadataStore
 
 POSTGRES_VARIABLE = "CATO_TEST_POSTGRES"
@@ -337,4 +347,63 @@ def test_turns_of_a_session_are_found_oldest_first_and_by_tenant(tmp_path: Path)
     assert [t.request_id for t in store.turns("s", None)] == ["a", "b", "c"]
     assert [(t.request_id, t.turn) for t in store.turns("s", "x")] == [("a", 1), ("b", 2)]
     assert store.turns("none", None) == ()
+    store.close()
+
+
+def test_a_call_waits_only_its_time_for_a_program_that_holds_the_tables(location: str) -> None:
+    store = MetadataStore.open(location, busy_timeout_s=0.3)
+    other = create_engine(store_url(location))
+    with other.connect() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET idle_in_transaction_session_timeout = '5s'")
+            connection.exec_driver_sql("LOCK TABLE usage")
+        else:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailableError, match="lock"):
+            store.write([Usage("2026-11-30", "a", "k", "t", "m", 1)])
+    assert store.usage(None) == ()
+    store.write([Usage("2026-11-30", "a", "k", "t", "m", 1)])
+    assert [u.requests for u in store.usage(None)] == [1]
+    store.close()
+    other.dispose()
+
+
+def test_a_parcel_of_usage_is_counted_once_however_often_it_comes(store: MetadataStore) -> None:
+    def parcel(number: int, tokens: int, sender: str = "one") -> UsageParcel:
+        used = Usage("2026-11-30", "a", "k", "t", "m", 1, tokens, 0, 0)
+        return UsageParcel(sender, number, (used, replace(used, key="other")))
+
+    store.write([parcel(1, 1), parcel(2, 2), parcel(1, 1)])
+    store.write([parcel(1, 1), parcel(2, 2), parcel(3, 4), parcel(1, 8, "two")])
+    store.write([parcel(3, 4)])
+    assert [(u.key, u.requests, u.prompt_tokens) for u in store.usage(None)] == [
+        ("k", 4, 15), ("other", 4, 15),
+    ]  # fmt: skip
+
+
+def test_senders_of_usage_are_forgotten_when_they_are_long_gone(location: str) -> None:
+    with closing(MetadataStore.open(location)) as store:
+        for sender, day in (("old", "2026-10-01"), ("new", "2026-11-29")):
+            store.write([UsageParcel(sender, 1, (Usage(day, "a", "k", "t", "m", 1),))])
+        store.prune(Limits(), datetime(2026, 11, 30, tzinfo=UTC).timestamp())
+        with store._reading() as connection:
+            assert connection.execute(select(usage_senders.c.sender)).scalars().all() == ["new"]
+        assert len(store.usage(None)) == 2
+
+
+def test_usage_is_counted_once_when_the_answer_to_a_commit_is_lost(location: str) -> None:
+    store = MetadataStore.open(location)
+    parcel = UsageParcel("one", 1, (Usage("2026-11-30", "a", "k", "t", "m", 1, 10, 0, 5),))
+
+    def lost_after_commit(connection: Connection) -> None:
+        if connection.get_execution_options().keys() & WRITES.keys():
+            connection.connection.commit()
+            raise OperationalError("COMMIT", {}, Exception("the connection is lost"))
+
+    event.listen(store._engine, "commit", lost_after_commit)
+    with pytest.raises(StoreUnavailableError):
+        store.write([parcel])
+    event.remove(store._engine, "commit", lost_after_commit)
+    store.write([parcel])
+    assert [u.requests for u in store.usage(None)] == [1]
     store.close()

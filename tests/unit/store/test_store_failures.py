@@ -19,7 +19,8 @@ from store_kit import a_mean, a_sample, rows
 from cato.core.administration import AddKey
 from cato.core.estimates import PoolErrors
 from cato.core.ids import PoolName
-from cato.core.tenancy import ApiKey
+from cato.core.tenancy import ApiKey, Usage
+from cato.core.usage_outbox import UsageParcel
 from cato.store.errors import (
     StoreCorruptError,
     StoreError,
@@ -120,6 +121,24 @@ def test_a_full_queue_drops_the_oldest_and_counts_them(
     other.execute("ROLLBACK")
     other.close()
     assert writer.flush(PATIENCE_S)
+    assert tokens(path) == [0, 16, 17, 18, 19, 20]
+
+
+def test_a_full_queue_drops_no_usage(path: Path, begin: Callable[..., StoreWriter]) -> None:
+    writer = begin(path, WriterSettings(capacity=5, **_impatient()))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    used = Usage("2026-11-30", "a", "k", "t", "m", 1, 10, 0, 5)
+    writer.put([a_sample(0)])
+    wait_until_degraded(writer)
+    for n in range(1, 21):
+        writer.put([UsageParcel("ingress", n, (used,)), a_sample(n)])
+    assert writer.kept_usage == {}
+    other.execute("ROLLBACK")
+    other.close()
+    assert writer.flush(PATIENCE_S)
+    assert rows(path, "SELECT requests, output_tokens FROM usage") == [(20, 100)]
+    assert writer.kept_usage == {"ingress": 20}
     assert tokens(path) == [0, 16, 17, 18, 19, 20]
 
 

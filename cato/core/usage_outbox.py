@@ -1,0 +1,68 @@
+"""Usage on its way from an ingress replica to the store: counted once, whatever is lost.
+
+An ingress seals usage into numbered parcels and keeps each until the store has it. A receiver that
+restarts is unknown: it gets every parcel again that the store may lack. The store keeps the highest
+number of each sender in the same transaction as the usage, and skips the numbers up to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cato.core.tenancy import Usage
+
+MAX_SEALED = 1_000
+"""Parcels that wait for the store; beyond it usage is summed up in one that is still open."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageParcel:
+    """Usage of `sender`, whose parcels are numbered from 1 and reach the store in order."""
+
+    sender: str
+    number: int
+    usage: tuple[Usage, ...]
+
+
+class UsageOutbox:
+    """The usage of one sender that the store may not have."""
+
+    def __init__(self, sender: str) -> None:
+        self.sender = sender
+        self.receiver = ""
+        self._open: dict[tuple[str, ...], Usage] = {}
+        self._sealed: deque[UsageParcel] = deque()
+        self._number = 0
+        self._sent = 0
+
+    def add(self, usage: Iterable[Usage]) -> None:
+        for used in usage:
+            known = self._open.get(used.name)
+            self._open[used.name] = used if known is None else known.plus(used)
+
+    def parcels(self) -> tuple[UsageParcel, ...]:
+        """All parcels that the receiver does not have, oldest first; seals what is open.
+
+        Call again only after `sent`, or after the attempt to send them has failed.
+        """
+        if self._open and len(self._sealed) < MAX_SEALED:
+            self._number += 1
+            usage = tuple(self._open.values())
+            self._sealed.append(UsageParcel(self.sender, self._number, usage))
+            self._open = {}
+        return tuple(p for p in self._sealed if p.number > self._sent)
+
+    def sent(self, parcels: tuple[UsageParcel, ...], receiver: str) -> None:
+        """`receiver` has answered. Another one than expected has not taken the `parcels`."""
+        if receiver != self.receiver:
+            self.receiver, self._sent = receiver, 0
+        elif parcels:
+            self._sent = max(self._sent, parcels[-1].number)
+
+    def kept(self, receiver: str, number: int) -> None:
+        """`receiver` tells that the store has this sender's parcels up to `number`."""
+        self.sent((), receiver)
+        while self._sealed and self._sealed[0].number <= number:
+            self._sealed.popleft()

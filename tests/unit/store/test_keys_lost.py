@@ -127,7 +127,8 @@ async def test_a_running_deployment_whose_files_are_all_lost_stays_closed(
     profiler._writer.close()
     profiler._writer = profiler._access._writer = Profiler(store)._writer
     access = await profiler.access()
-    assert access == Access(history=KeyHistory.KEYED)
+    assert access is not None
+    assert replace(access, month="") == Access(history=KeyHistory.KEYED)
     control.learn(access)
     assert not is_served(control)
     assert (await told(store)).needs_key  # it was written again

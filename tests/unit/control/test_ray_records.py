@@ -1,0 +1,102 @@
+"""The ingress's client of the Profiler: no usage is lost or counted twice, whatever is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+from store_kit import a_receipt
+
+from cato.control import actors
+from cato.control.profiler import Profiler
+from cato.core.tenancy import Usage
+from cato.serve import ray_records
+from cato.serve.access.control import AccessControl
+from cato.serve.ray_pools import RayPools
+from cato.serve.ray_records import RayRecords
+
+
+class Handle:
+    """A handle of the Profiler `now`; every call passes through `lose`, which may raise."""
+
+    def __init__(self, now: Profiler) -> None:
+        self.now = now
+        self.lose: Callable[[str], None] = lambda _: None
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(self, name)
+
+
+class _Method:
+    def __init__(self, handle: Handle, name: str) -> None:
+        self._handle, self._name = handle, name
+
+    def remote(self, *args: object) -> Awaitable[Any]:
+        return asyncio.ensure_future(self._call(args))
+
+    async def _call(self, args: tuple[object, ...]) -> Any:
+        self._handle.lose(f"before {self._name}")
+        answer = await getattr(self._handle.now, self._name)(*args)
+        self._handle.lose(f"after {self._name}")
+        return answer
+
+
+async def killed(profiler: Profiler, path: Path) -> None:
+    """The Profiler is gone, and all that it had not written yet."""
+    lock = sqlite3.connect(path, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    await asyncio.to_thread(profiler._writer.close, 0.0)
+    await asyncio.to_thread(profiler._writer._thread.join)
+    lock.execute("ROLLBACK")
+    lock.close()
+
+
+async def test_usage_is_whole_after_lost_calls_lost_answers_and_killed_profilers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, path = Random(1), tmp_path / "m.db"
+    handle = Handle(Profiler(path))
+    monkeypatch.setattr(actors, "get", lambda _: handle)
+    monkeypatch.setattr(ray_records, "RECORD_WITHIN_S", 0.001)
+    monkeypatch.setattr(ray_records, "REFRESH_S", 0.01)
+    records = RayRecords(RayPools({}), {}, AccessControl())
+    expected: dict[tuple[str, str], int] = {}
+
+    def lose(when: str) -> None:
+        if when.endswith("record") and random.random() < 0.3:
+            raise ActorUnavailableError("the connection is lost", None)
+
+    handle.lose = lose
+    records.start()
+    for n in range(1, 301):
+        tenant, tokens = random.choice(("red", "blue", "")), random.randrange(10_000)
+        used = Usage("2026-11-30", tenant, "k", "t", random.choice("mn"), 1, tokens, 0, 1)
+        expected[tenant, used.model] = expected.get((tenant, used.model), 0) + tokens
+        records.record(a_receipt(id=f"r{n}"), [used])
+        await asyncio.sleep(0)
+        if n % 10 == 0:
+            await asyncio.sleep(0.01)
+        if n % 100 == 0:
+            await killed(handle.now, path)
+            handle.now = Profiler(path)
+    handle.lose = lambda _: None
+
+    async def found() -> dict[tuple[str, str], int]:
+        return {(u.tenant, u.model): u.prompt_tokens for u in await records.usage(None)}
+
+    for _ in range(1_000):
+        if await found() == expected:
+            break
+        await asyncio.sleep(0.01)
+    assert await found() == expected
+    await asyncio.sleep(0.1)  # nothing is sent again
+    assert await found() == expected
+    assert sum(u.requests for u in await records.usage(None)) == 300
+    records._refresher.cancel()  # type: ignore[union-attr]
+    await handle.now.close()

@@ -21,7 +21,6 @@ from ingress_kit import (
     a_pool,
     a_profile,
     a_slow_pool,
-    an_access,
     running,
     until,
     until_busy,

@@ -29,11 +29,12 @@ from ingress_kit import (
 from wire_kit import counts_in, final, parts_in
 
 from cato.core.errors import CapacityError, EngineDeadError
-from cato.core.ids import ReplicaId
+from cato.core.ids import NodeId, ReplicaId
 from cato.core.length import LengthBelief
 from cato.core.receipt import SUPERSEDED, SlaReceipt
 from cato.core.workflow import LlmSettings, TransformSettings
 from cato.engines.simulated import simulated_text
+from cato.estimators.output_lengths import STOPPED, samples_of
 from cato.estimators.prompt_features import NAMES
 from cato.lab.chaos.local_pools import LocalPool
 from cato.serve.attempts import MAX_LOSSES
@@ -168,6 +169,19 @@ async def test_a_loop_ends_when_the_slack_does_not_cover_another_round(tmp_path:
     assert any("refine stopped after 1 round: another takes" in note for note in receipt.notes)
     assert isinstance(task.finish.output, dict)
     assert streamed == task.finish.output["text"]
+
+
+async def test_an_output_that_its_budget_stopped_is_known_to_be_longer(tmp_path: Path) -> None:
+    patient = CONTEXT.replace("budget: 50ms", "budget: 2s")
+    pools = (a_slow_pool(), a_pool("sim-fast", "fast"))
+    async with running(tmp_path, *pools, workflows=(patient,)) as kit:
+        finish = await kit.service.run_task("with-context", {"prompt": "x"}, request_id="r").wait()
+    found = {s.node: s for s in samples_of(finish.receipt)}
+    assert {node: s.finish_reason for node, s in found.items()} == {
+        "context": STOPPED,
+        "answer": "length",
+    }
+    assert 0 < found[NodeId("context")].output_tokens < 500
 
 
 async def test_predicted_and_actual_stand_side_by_side_in_a_receipt(tmp_path: Path) -> None:

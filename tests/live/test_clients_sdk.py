@@ -210,6 +210,17 @@ def test_a_model_that_does_not_embed_says_so(app: App) -> None:
         assert refused.value.code == "not_supported"
 
 
+def test_an_answer_that_opencode_sends_back_is_read(app: App) -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Read a file."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "And now?"}]},
+    ]
+    body = {"model": "demo-coder", "input": items, "max_output_tokens": 8}
+    answer = app.post("/v1/responses", body)
+    assert answer.status_code == 200, answer.text
+
+
 def test_responses_refuse_what_would_need_a_memory(app: App) -> None:
     sdk = OpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.BadRequestError, match="not stored"):

@@ -302,6 +302,32 @@ class CountingEngine(CheckingEngine):
     tokenizes = False
 
 
+class TypedEngine(SimulatedEngine):
+    """Refuses an earlier answer that does not say that it is a message, like vLLM."""
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        items: Any = request.body["input"]
+        if any(i["role"] == "assistant" and i.get("type") != "message" for i in items):
+            raise EngineError("input is not valid", 400)
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def test_an_answer_that_a_client_sends_back_without_its_type_is_read(tmp_path: Path) -> None:
+    """As opencode does with `@ai-sdk/openai`, from its second turn on."""
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Write add."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Here it is."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "And sub."}]},
+    ]
+    pool = a_pool("sim-fast", "fast", replicas=0)
+    pool.add(TypedEngine(a_profile(), EngineSpec(kind="simulated", max_num_seqs=64), "sim-fast"))
+    async with running(tmp_path, pool, workflows=WORKFLOWS) as kit, kit.http() as http:
+        response = await http.post(RESPONSES, json={"model": "fast", "input": items})
+    assert response.status_code == 200, response.text
+
+
 def a_conversation(exchanges: int) -> dict[str, Any]:
     """Tool calls and their results, by Anthropic's field names."""
     said: list[dict[str, Any]] = [{"role": "user", "content": "Fix the bug."}]

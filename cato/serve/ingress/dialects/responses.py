@@ -56,11 +56,23 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
     if target.task is not None:
         task = start_task(ingress, request, target, chat)
         return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
-    passed = {**chat.body, "input": with_known_roles(chat.body["input"]), "store": False}
+    items = with_types(with_known_roles(chat.body["input"]))
+    passed = {**chat.body, "input": items, "store": False}
     task = await start_model(ingress, request, target, replace(chat, body=passed))
     return await relay_typed(
         ingress, request, task, form, is_streamed=chat.is_streamed, last_event="response.completed"
     )
+
+
+def with_types(items: object) -> object:
+    """Items with the type of messages, which clients may leave out (opencode does). vLLM 0.32
+    refuses an earlier answer without it."""
+    if not isinstance(items, list):
+        return items
+    return [
+        {**i, "type": "message"} if isinstance(i, dict) and "role" in i and not i.get("type") else i
+        for i in items
+    ]
 
 
 def _writer(request: Request, chat: ChatRequest) -> ResponsesWriter:

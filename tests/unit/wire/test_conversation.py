@@ -171,6 +171,18 @@ def test_what_is_no_conversation_is_refused_by_field(
     assert error.value.param == field
 
 
+def test_a_second_step_of_vercels_ai_sdk_names_the_setting_that_sends_items() -> None:
+    """As `@ai-sdk/openai` sends it by default, from its first call of a tool on."""
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How is Paris?"}]},
+        {"type": "item_reference", "id": "rs_1"},
+        {"type": "item_reference", "id": "fc_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+    ]
+    with pytest.raises(InputError, match="store: false"):
+        conversation_of(RESPONSES, {"input": items})
+
+
 def test_an_empty_conversation_has_no_words() -> None:
     assert Conversation().last_user_text == Conversation().system == ""
     assert Conversation().prompt() == "<|assistant|>"

@@ -25,12 +25,14 @@ from cato.cli.simulation import (
     tables,
 )
 from cato.core.errors import CatoError
-from cato.sim.experiment import Experiment, Options
+from cato.sim.experiment import INTERRUPTED, Experiment, Options
 from cato.sim.report import Report
 
 # Enough for a first look, in a minute; the constants were chosen on these seeds.
 DEFAULT_SEEDS = tuple(range(10))
 
+# As a shell reports a command that was ended by Ctrl-C.
+INTERRUPTED_CODE = 130
 # Options that few experiments read: field and option.
 TAKEN_BY_FEW = {"users": "users", "cells": "cells", "draw": "seed", "kept": "keep"}
 # Options that experiments read, but no scenario.
@@ -112,7 +114,7 @@ def simulate(
 ) -> None:
     """Run an experiment or a scenario in the simulator and print its metrics.
 
-    No engine runs; the same seeds give the same numbers.
+    No engine runs; the same seeds give the same numbers. Ctrl-C prints and writes what is done.
     """
     from cato.lab.experiments import papers
 
@@ -150,7 +152,11 @@ def simulate(
     wanted, known = metric or (), metrics_in(report)
     for table in tables(report, [m for m in wanted if m in known], chosen.headlines):
         print_whole(console, table)
-    _write(report, chosen, json_file, plot, console)
+    is_whole = INTERRUPTED not in report.extra
+    _write(report, chosen, json_file, plot if is_whole else None, console)
+    if not is_whole:
+        console.print("Interrupted: only what all arms had finished.", style="yellow")
+        raise typer.Exit(INTERRUPTED_CODE)
     check_metrics(wanted, known)  # last: an unknown name must not cost the results
 
 

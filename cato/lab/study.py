@@ -17,7 +17,7 @@ from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.lab.experiments.common import measured
 from cato.policies import schedulers
-from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiment import Experiment, Interrupted, Options, Progress, run_all
 from cato.sim.fleet import PoolSetup
 from cato.sim.report import Mean, Report, Sample, Setting, Target, compare, summarize
 from cato.sim.tasks import SimTask
@@ -125,7 +125,8 @@ def chosen_arms(study: Study, options: Options) -> list[str]:
 
 
 def all_compared(study: Study, options: Options, progress: Progress) -> Report:
-    """Every arm in every cell with every seed."""
+    """Every arm in every cell with every seed. Of a run that its user ended: the cells and seeds of
+    which all arms are done, without targets."""
     chosen = chosen_arms(study, options)
     jobs = [
         _Job(study.name, options, cell, arm, seed)
@@ -135,7 +136,13 @@ def all_compared(study: Study, options: Options, progress: Progress) -> Report:
         if not (arms := found.arms) or arm in (study.reference, *arms)
         if arm not in study.unseeded or seed == options.seeds[0]
     ]
-    samples = run_all(_run, jobs, progress, options.jobs)
+    try:
+        samples = run_all(_run, jobs, progress, options.jobs)
+    except Interrupted as stop:
+        samples = stop.whole([(job.cell, job.seed) for job in jobs])
+        seeds = tuple(s for s in options.seeds if s in {x.seed for x in samples})
+        means, compared = study.means(samples), compare(samples, study.reference, study.compared)
+        return Report(study.name, seeds, tuple(means), compared, extra=stop.told())
     return Report(
         study.name,
         options.seeds,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
@@ -22,6 +23,31 @@ PARTS_A_PROCESS = 100
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+INTERRUPTED = "interrupted"
+"""Key of `Report.extra`: how many runs were done, when a user ended the others."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A user ended a run; `results` by number of the job."""
+
+    def __init__(self, results: Mapping[int, Any], jobs: int) -> None:
+        super().__init__(results, jobs)
+        self.results = results
+        self.jobs = jobs
+
+    def whole(self, groups: Sequence[Hashable]) -> list[Any]:
+        """Results of the groups of jobs that are done, in order; raise this again if there are
+        none. `groups`: one for each job, such as its cell and seed."""
+        missing = {group for n, group in enumerate(groups) if n not in self.results}
+        found = [self.results[n] for n, group in enumerate(groups) if group not in missing]
+        if not found:
+            raise self
+        return found
+
+    def told(self) -> dict[str, object]:
+        """For `Report.extra`."""
+        return {INTERRUPTED: {"runs": len(self.results), "of": self.jobs}}
 
 
 class Progress(Protocol):
@@ -95,7 +121,7 @@ def run_all(
     must be picklable.
 
     `keep` gets the number of a job and its result as soon as it is there. The processes end with
-    this one, even if it is killed.
+    this one, even if it is killed. Raise `Interrupted` when the user ends it.
     """
     results: dict[int, R] = {}
     progress(0, len(jobs))
@@ -106,11 +132,14 @@ def run_all(
         progress(len(results), len(jobs))
 
     processes = min(processes, len(jobs))
-    if processes <= 1:
-        for number, job in enumerate(jobs):
-            add(number, function(job))
-    else:
-        _run_beside(function, jobs, processes, add)
+    try:
+        if processes <= 1:
+            for number, job in enumerate(jobs):
+                add(number, function(job))
+        else:
+            _run_beside(function, jobs, processes, add)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(results, len(jobs)) from stop
     return [results[number] for number in range(len(jobs))]
 
 
@@ -130,6 +159,8 @@ def _run_beside(
                 for number, result in enumerate(done.result(), running[done]):
                     add(number, result)
         except BaseException:
+            for process in active_children():  # the end of this one would wait for their jobs
+                process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -139,7 +170,9 @@ def _each(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
 
 
 def _end_with(pid: int) -> None:
-    """End this process when the other one is gone: its queue would keep this one busy."""
+    """End this process when the other one is gone: its queue would keep this one busy. A user who
+    presses Ctrl-C ends the other one alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):

@@ -279,10 +279,10 @@ class SimReplica:
         if cache is None:
             return
         for sequence in self._decoding.values():
-            if sequence._holding is not None:
-                generated = self._step - sequence._zero_step
-                # The newest token has no keys and values yet.
-                cache.compute(sequence._holding, sequence.prompt_tokens + generated - 1)
+            holding, generated = sequence._holding, self._step - sequence._zero_step
+            tokens = sequence.prompt_tokens + generated - 1  # the newest one has no keys yet
+            if holding is not None and tokens > holding.allocated * cache.block_tokens:
+                cache.compute(holding, tokens)
 
     def _release_of(self, session: str) -> None:
         """Make the session's retained blocks evictable; no-op when it has none."""

@@ -12,7 +12,7 @@ from cato.core.errors import UnknownNameError
 from cato.core.topology import RAY_SERVE
 from cato.policies import schedulers
 from cato.sim import metrics, plots
-from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiment import Experiment, Interrupted, Options, Progress, run_all
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Report, Sample, compare, summarize
 from cato.sim.scenario import Scenario, ScenarioPool
@@ -85,11 +85,16 @@ def as_experiment(scenario: Scenario) -> Experiment:
             if name not in SCHEDULERS:
                 raise UnknownNameError("scheduler", name, tuple(SCHEDULERS))
         jobs = [_Job(scenario, name, seed) for seed in options.seeds for name in names]
-        samples = [s for part in run_all(_samples, jobs, progress, options.jobs) for s in part]
+        extra: Mapping[str, object] = {}
+        try:
+            parts = run_all(_samples, jobs, progress, options.jobs)
+        except Interrupted as stop:
+            parts, extra = stop.whole([job.seed for job in jobs]), stop.told()
+        samples = [s for part in parts for s in part]
+        seeds = tuple(s for s in options.seeds if s in {x.seed for x in samples})
         compared = ("slo_attainment", "goodput_per_s", "ttft_s_mean", "e2e_s_p95")
-        return Report(
-            scenario.name, options.seeds, summarize(samples), compare(samples, names[0], compared)
-        )
+        means, differences = summarize(samples), compare(samples, names[0], compared)
+        return Report(scenario.name, seeds, means, differences, extra=extra)
 
     def plot(report: Report, folder: Path) -> tuple[Path, ...]:
         return (plots.save(_bars(report), folder, scenario.name),)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cato.core.errors import InputError
 from cato.lab.registry import experiment
-from cato.sim.experiment import Experiment, Options, Progress, silent
+from cato.sim.experiment import INTERRUPTED, Experiment, Options, Progress, silent
 from cato.sim.report import Report, setting_words
 from cato.sim.traces import is_azure
 
@@ -169,6 +169,8 @@ def _done(entry: Entry, options: Options, folder: Path, bar: Bar) -> Done:
     try:
         with bar(chosen.name) as progress:
             report = chosen.run(options, progress)
+        if INTERRUPTED in report.extra:
+            raise KeyboardInterrupt
     except InputError as error:
         return Done(entry, chosen, why_not=str(error))
     (folder / f"{chosen.name}.json").write_text(report.to_json(), encoding="utf-8")

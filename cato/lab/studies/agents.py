@@ -34,7 +34,7 @@ from cato.lab.studies.agents_search import (
 )
 from cato.lab.study import Cell, Study, all_compared, chosen_arms
 from cato.policies.schedulers import FORESIGHT
-from cato.sim.experiment import Options, Progress, run_all
+from cato.sim.experiment import Interrupted, Options, Progress, run_all
 from cato.sim.plots import figure, legend, lines, same_shares, save
 from cato.sim.report import Report, Sample, Target, compare, mean_and_stderr, summarize
 
@@ -99,14 +99,21 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
         for seed in options.seeds
         for arm in arms_of(card, chosen_arms(study, options))
     ]
-    samples = [s for part in run_all(searched, jobs, progress, options.jobs) for s in part]
+    extra: Mapping[str, object] = {}
+    try:
+        parts = run_all(searched, jobs, progress, options.jobs)
+    except Interrupted as stop:
+        parts, extra = stop.whole([(job.card, job.seed) for job in jobs]), stop.told()
+    samples = [s for part in parts for s in part]
+    seeds = tuple(s for s in options.seeds if s in {x.seed for x in samples})
     found = users_in_time(samples, is_searched=True)
     report = Report(
         study.name,
-        options.seeds,
+        seeds,
         summarize((*found, *samples)),
         compare(found, FORESIGHT, ("users_in_time",)),
-        tuple(targets_of(found)),
+        () if extra else tuple(targets_of(found)),
+        extra,
     )
     return with_rows(report)
 
@@ -125,7 +132,8 @@ def with_rows(report: Report) -> Report:
             named["users_per_card"] = users
             rows.setdefault((profile, m.policy, users), named)[m.metric] = m.mean
     ordered = [rows[key] for key in sorted(rows)]
-    return replace(report, extra={"rows": ordered, "users_in_time": answers})
+    rows_of = {"rows": ordered, "users_in_time": answers}
+    return replace(report, extra=rows_of | dict(report.extra))
 
 
 Found = Mapping[str, Mapping[int, Sample]]

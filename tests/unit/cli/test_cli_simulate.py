@@ -311,6 +311,26 @@ def test_a_metric_that_only_the_report_can_refuse_costs_no_results(
     assert json.loads(out.read_text(encoding="utf-8"))["experiment"] == "x"
 
 
+def test_an_interrupted_run_writes_what_it_has_and_draws_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(options: Options, progress: Progress) -> Report:
+        told = {"interrupted": {"runs": 1, "of": 2}}
+        return Report("x", (0,), (Mean({}, "p", "speed", 0.5, 0.0, 1),), extra=told)
+
+    def plot(report: Report, folder: Path) -> list[Path]:
+        raise AssertionError("a part of the cells may not suffice for a plot")
+
+    monkeypatch.setattr(
+        "cato.lab.registry.experiment", lambda name: Experiment("x", "an x", "a test", run, plot)
+    )
+    out = tmp_path / "x.json"
+    result = cato("simulate", "x", "--json", out, "--plot", tmp_path / "plots")
+    assert result.exit_code == 130
+    assert "Interrupted: only what all arms had finished" in words(result)
+    assert json.loads(out.read_text(encoding="utf-8"))["extra"]["interrupted"]["of"] == 2
+
+
 def test_a_metric_that_no_scenario_has_is_refused_before_its_run(tmp_path: Path) -> None:
     result = cato("simulate", "--scenario", a_scenario(tmp_path), "--metric", "slo_atainment")
     assert result.exit_code == 2

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from kits.processes import is_alive
 
 RUN = """
@@ -63,7 +64,8 @@ def test_a_slow_job_does_not_hide_what_others_have_found(tmp_path: Path) -> None
     assert printed.splitlines() == ["['a', 'b', 'c', 'd']", "[1, 2, 3, 0] (0, 4) (4, 4)"]
 
 
-def test_they_end_when_it_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_they_end_when_it_is_killed_or_interrupted(tmp_path: Path, end: signal.Signals) -> None:
     command, env = command_of(RUN, tmp_path)
     seen = tmp_path / "seen"
     with subprocess.Popen(command, env=env) as run:
@@ -72,7 +74,8 @@ def test_they_end_when_it_is_killed(tmp_path: Path) -> None:
             time.sleep(0.1)
         pids = [int(p.name) for p in seen.iterdir()]
         assert len(pids) == 2
-        run.send_signal(signal.SIGKILL)
+        run.send_signal(end)
+        run.wait(PATIENCE_S)  # their jobs take longer
     until_s = time.monotonic() + PATIENCE_S
     while any(map(is_alive, pids)) and time.monotonic() < until_s:
         time.sleep(0.1)

@@ -85,6 +85,43 @@ def test_what_is_not_averaged_reaches_extra_and_unseeded_arms_run_once(
         ran.run(Options((1,), ("theirs",)), silent)
 
 
+def test_an_interrupted_study_reports_the_seeds_that_all_arms_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = 5
+
+    def measure(arm: str, seed: int) -> Measured:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return Measured({"seed": float(seed)}, None)
+
+    chosen = Study(
+        "one",
+        "a study of two cells",
+        "this test",
+        ("ours", "other"),
+        lambda options: [Trial({"load": load}, measure) for load in (1.0, 2.0)],
+        lambda samples: pytest.fail("targets need all cells"),
+        lambda report, folder: [],
+        compared=("seed",),
+        reference="ours",
+    )
+    monkeypatch.setattr("cato.lab.registry.study", lambda name: chosen)
+    report = as_experiment(chosen).run(Options((3, 5, 7)), silent)
+    assert report.seeds == (3, 5)
+    assert [(m.setting, m.policy, m.n) for m in report.means] == [
+        ({"load": 1.0}, "ours", 2),
+        ({"load": 1.0}, "other", 2),
+    ]
+    assert [d.n for d in report.differences] == [2]
+    assert report.extra == {"interrupted": {"runs": 4, "of": 12}}
+    left = 2  # not even one seed of all arms
+    with pytest.raises(KeyboardInterrupt):
+        as_experiment(chosen).run(Options((3, 5, 7)), silent)
+
+
 def a_sample(policy: str, attainment: float, p95_s: float, load: float = 0.5) -> Sample:
     return Sample({"load": load}, policy, 1, {"slo_attainment": attainment, "ttft_s_p95": p95_s})
 

@@ -161,6 +161,11 @@ def _met_at_client(run: Run) -> list[float]:
     return [float(s.is_met_at_client) for s in run.seen]
 
 
+def _has_receipts(runs: Iterable[Run]) -> bool:
+    """Whether attainment is that of CATO's receipts; otherwise clients saw it."""
+    return any(s.receipt is not None for r in runs for s in r.seen)
+
+
 def _expected(run: Run) -> list[float]:
     assert run.predicted is not None, f"{run.arm.name} is not simulated"
     return [float(o.is_met) for o in run.predicted.outcomes]
@@ -170,6 +175,7 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
     seen = [s for r in runs for s in r.seen]
     found: dict[str, Any] = {
         "tasks": len(seen),
+        "judged_by": "receipts" if _has_receipts(runs) else "clients",
         "attainment": _interval(mean_interval([_met(r) for r in runs], groups=_groups(runs))),
         "attainment_at_client": _interval(
             mean_interval([_met_at_client(r) for r in runs], groups=_groups(runs))
@@ -226,8 +232,10 @@ def _series(run: Run) -> dict[str, list[list[float]]]:
 
 
 def _compared(ours: Sequence[Run], theirs: Sequence[Run]) -> dict[str, Any]:
+    # Two clients are compared where one arm has no receipts: a client also waits for HTTP.
+    met = _met if _has_receipts(ours) and _has_receipts(theirs) else _met_at_client
     found = {
-        "points": _points(ours, _met, theirs, _met),
+        "points": _points(ours, met, theirs, met),
         "points_at_client": _points(ours, _met_at_client, theirs, _met_at_client),
     }
     if all(r.predicted is not None for r in (*ours, *theirs)):
@@ -439,6 +447,16 @@ def _remarks(report: Mapping[str, Any]) -> Text:
             f"{seeds} seeds: the intervals know little of how rounds differ and may be too narrow; "
             f"take {ENOUGH_SEEDS}\n",
             style="yellow",
+        )
+    judged: dict[str, set[str]] = {}
+    for workload in report["workloads"].values():
+        for arm, values in workload["arms"].items():
+            judged.setdefault(values["judged_by"], set()).add(arm)
+    if len(judged) > 1:
+        remarks.append(
+            f"{', '.join(sorted(judged['clients']))}: without receipts, so live attainment is what "
+            "clients saw, and so are both sides of the differences\n",
+            style="dim",
         )
     if report["simulated_engines"]:
         remarks.append("engines are simulated: timings of a profile, no model\n", style="dim")

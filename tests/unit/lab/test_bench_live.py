@@ -398,6 +398,25 @@ def test_a_report_says_what_was_met_lost_and_predicted() -> None:
     assert difference["simulated_points"]["value"] == 0
 
 
+def test_an_arm_without_receipts_is_compared_at_the_client() -> None:
+    """Receipts leave out HTTP: our tasks are in time by them, and a minute late at the client."""
+    tasks = saber_tasks(60)
+    ours, theirs = (a_run(arm, tasks, missed=6) for arm in ("foresight", "ray-serve-llm"))
+    kind = a_receipt(met=True, tokens=[n.output_tokens for n in tasks[0].nodes])
+    ours = replace(ours, seen=[replace(s, receipt=kind) for s in ours.seen])
+    theirs = replace(theirs, seen=[replace(s, receipt=None) for s in theirs.seen])
+    report = a_report(ours, theirs)
+    found = report["workloads"]["W3 at 10/s"]
+    assert found["arms"]["foresight"]["attainment"]["value"] == 1.0
+    assert found["arms"]["foresight"]["attainment_at_client"]["value"] == 0.9
+    [difference] = found["differences"].values()
+    assert difference["points"] == difference["points_at_client"]
+    assert difference["points"]["value"] == 0.0
+    console = Console(width=100, record=True)
+    console.print(tables(report))
+    assert "ray-serve-llm: without receipts" in console.export_text()
+
+
 def test_a_report_counts_answers_of_other_lengths_and_cached_prompts() -> None:
     tasks = saber_tasks(3)
     run = a_run("foresight", tasks, missed=0)

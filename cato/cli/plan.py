@@ -20,6 +20,7 @@ from cato.cli.simulation import (
     SEEDS_HELP,
     a_table,
     check_scheduler,
+    finite,
     kind_of,
     print_whole,
     scenario_of,
@@ -51,7 +52,10 @@ Plot = Annotated[
 Speed = Annotated[
     float | None,
     typer.Option(
-        min=0.001, help="With --traffic: replay it this many times as fast.", show_default="1"
+        min=0.001,
+        help="With --traffic: replay it this many times as fast.",
+        show_default="1",
+        callback=finite,
     ),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from cato.cli.outputs import writable_file, writable_folder, write_plots, write_
 from cato.cli.simulation import (
     SEEDS_HELP,
     a_table,
+    all_finite,
     check_metrics,
     metrics_in,
     print_whole,
@@ -47,7 +49,11 @@ Named = Annotated[
 ]
 Users = Annotated[
     list[float] | None,
-    typer.Option(min=0.25, help="Users per replica, for studies of agents; repeat for several."),
+    typer.Option(
+        min=0.25,
+        help="Users per replica, for studies of agents; repeat for several.",
+        callback=all_finite,
+    ),
 ]
 Plots = Annotated[
     Path | None,
@@ -138,8 +144,8 @@ def simulate(
             keep,
         )
         _check_taken(options, chosen, is_scenario=scenario is not None)
-        if seeds and chosen is not None and "draw" in chosen.takes:
-            raise typer.BadParameter(f"`{chosen.name}` takes its seeds from --seed, not --seeds")
+        if seeds and chosen is not None:
+            _check_seeds(chosen)
         if chosen is None:
             if policy or metric or json_file:
                 raise typer.BadParameter("`papers` takes no --policy, --metric or --json")
@@ -149,7 +155,19 @@ def simulate(
             check_metrics(metric or (), chosen.metrics)
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)
-    wanted, known = metric or (), metrics_in(report)
+    _tell(report, chosen, metric or (), json_file, plot, console)
+
+
+def _tell(
+    report: Report,
+    chosen: Experiment,
+    wanted: Sequence[str],
+    json_file: Path | None,
+    plot: Path | None,
+    console: Console,
+) -> None:
+    """Print the report and write its files; end the command when the run was interrupted."""
+    known = metrics_in(report)
     for table in tables(report, [m for m in wanted if m in known], chosen.headlines):
         print_whole(console, table)
     is_whole = INTERRUPTED not in report.extra
@@ -178,6 +196,12 @@ def _check_taken(options: Options, chosen: Experiment | None, *, is_scenario: bo
     for field, option in (TAKEN_BY_FEW | (NOT_OF_SCENARIOS if is_scenario else {})).items():
         if getattr(options, field) and field not in takes:
             raise typer.BadParameter(f"`{name}` takes no --{option}")
+
+
+def _check_seeds(chosen: Experiment) -> None:
+    """Refuse seeds for an experiment whose seeds follow from its draw."""
+    if "draw" in chosen.takes:
+        raise typer.BadParameter(f"`{chosen.name}` takes its seeds from --seed, not --seeds")
 
 
 def _papers(options: Options, folder: Path, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,21 @@ def kind_of(text: str) -> tuple[str, int]:
             f"--profile {text!r}: give the cards per replica after the colon, such as NAME:2"
         )
     return name, int(cards)
+
+
+def finite(value: float | None) -> float | None:
+    """Callback of an option: `value`, unless it is infinite, which no lower bound refuses; raise
+    `typer.BadParameter`."""
+    if value is not None and not isfinite(value):
+        raise typer.BadParameter(f"{value:g} is no number")
+    return value
+
+
+def all_finite(values: list[float] | None) -> list[float] | None:
+    """As `finite`, for an option that may be repeated."""
+    for value in values or ():
+        finite(value)
+    return values
 
 
 @contextmanager

@@ -28,8 +28,8 @@ class Kept(Generic[R]):
     `path` is None.
 
     Results are dataclasses that a round trip through JSON does not change. The first line
-    identifies the run: its options and the code. A file of another run is refused with an
-    `InputError`. A line that was cut off when the run was ended is dropped.
+    identifies the run: its options and the code. A file of another run, or with a damaged line, is
+    refused with an `InputError`. A line that was cut off when the run was ended is dropped.
     """
 
     def __init__(self, path: Path | None, options: Options, result: Callable[..., R]) -> None:
@@ -39,14 +39,27 @@ class Kept(Generic[R]):
         if path is None:
             return
         head = json.dumps({"options": repr(options), "code": code_digest()})
-        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot keep cells in {path}: it is no file")
+        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        lines = before.split("\n")
         if lines[0] not in ("", head):
             reason = "it has cells of other code or other options; name another file or delete it"
             raise InputError(f"cannot go on from {path}: {reason}")
         whole = lines[1:-1]
-        self._known = {number: result(**values) for number, values in map(json.loads, whole)}
+        for at, line in enumerate(whole, 2):
+            try:
+                number, values = json.loads(line)
+                self._known[number] = result(**values)
+            except (ValueError, TypeError) as exc:
+                reason = f"line {at} is damaged ({exc}); delete it, and its cell runs again"
+                raise InputError(f"cannot go on from {path}: {reason}") from exc
         text = "".join(f"{line}\n" for line in (head, *whole))
-        path.write_text(text, encoding="utf-8")
+        if text != before:  # replaced as a whole: a full disk must not cost the cells
+            target = path.resolve()  # a link stays
+            fresh = target.with_name(f"{target.name}.new")
+            fresh.write_text(text, encoding="utf-8")
+            fresh.replace(target)
 
     def run_all(
         self, function: Callable[[T], R], jobs: Sequence[T], progress: Progress, processes: int

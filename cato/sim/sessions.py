@@ -69,10 +69,13 @@ class Users:
         user plays its own plan, with times multiplied by `scale`.
         """
         profile = pool.profiles[0]
-        cut = [s.within(profile.context_tokens) for s in sessions]
+        block_tokens = max(1, pool.cache_block_tokens)
+        memory = profile.kv_capacity_tokens // block_tokens * block_tokens
+        window = min(profile.context_tokens, memory)
+        cut = [s.within(window) for s in sessions]
         self._sessions = [s for s in cut if s.turns]
         if not self._sessions:
-            raise InputError(f"no session has a turn within {profile.context_tokens} tokens")
+            raise InputError(f"no session has a turn within {window} tokens")
         self._rules = TurnRules(pool.name, profile, length, scale)
         self._plans = plans
         self._users = users

@@ -252,6 +252,17 @@ def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
     assert never.metrics["users_in_time"] != never.metrics["users_in_time"]
 
 
+def test_a_turn_that_no_kv_cache_holds_ends_its_session(tmp_path: Path) -> None:
+    """As one above the model's window does; an engine refuses it."""
+    small = replace(LARGE, kv_capacity_tokens=22_000)
+    turns = played(a_trace(tmp_path, LONG, SHORT), profile=small)
+    asked = {p.outcome.task.nodes[0].prompt_tokens for p in turns}
+    assert 21_000 in asked
+    assert max(asked) < 22_000
+    with pytest.raises(InputError, match="no session has a turn within 6976 tokens"):
+        played(a_trace(tmp_path, LONG, SHORT), profile=replace(LARGE, kv_capacity_tokens=7_000))
+
+
 def test_a_seed_in_which_nobody_is_in_time_lowers_the_answer() -> None:
     """Without it, two of three seeds would promise six users to everybody."""
     runs = [a_sample("sticky", u, t, s) for s in (1, 2) for u, t in ((5.0, 1.0), (7.0, 0.9))]

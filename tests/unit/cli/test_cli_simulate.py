@@ -345,6 +345,16 @@ def test_a_metric_that_no_arm_of_a_study_has_is_refused_before_its_run(name: str
     assert "no metric 'slo_atainment' in this report" in words(result)
 
 
+def test_infinity_is_no_number_of_users_and_no_speed(tmp_path: Path) -> None:
+    for arguments in (
+        ("simulate", "agents", "--users", "inf"),
+        ("plan", "--traffic", a_trace(tmp_path), "--speed", "inf", "--profile", "7b"),
+    ):
+        result = cato(*arguments)
+        assert result.exit_code == 2
+        assert "inf is no number" in words(result)
+
+
 def test_a_study_that_draws_its_seeds_takes_no_others() -> None:
     result = cato("simulate", "robustness", "--seeds", "100-103")
     assert result.exit_code == 2

@@ -219,6 +219,15 @@ def test_a_study_that_was_ended_goes_on_with_the_cells_that_it_kept(
     assert not ran
     with pytest.raises(InputError, match="other options"):
         study.run(replace(usual, draw=6, kept=kept), silent)
+    lines = kept.read_text().splitlines()
+    kept.write_text("\n".join([*lines[:2], lines[2][:20], *lines[3:], ""]))
+    with pytest.raises(InputError, match=r"line 3 is damaged .* its cell runs again"):
+        study.run(replace(usual, kept=kept), silent)
+    kept.write_text("\n".join([*lines[:2], *lines[3:], ""]))
+    assert study.run(replace(usual, kept=kept), silent).to_json() == whole
+    assert len(ran) == a_cell
+    with pytest.raises(InputError, match="it is no file"):
+        study.run(replace(usual, kept=Path("/dev/null")), silent)
 
 
 def test_a_small_cell_runs_and_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,9 +248,10 @@ class ReplicaView(Protocol):
     """One replica for policies, as the router knows it.
 
     `held` counts leases (running in the engine, or standing by before it), `queued` the calls bound
-    to it but not sent (early binding only), with prompts of `queued_tokens`. `wait_s` is the
-    expected queueing delay of a new call, `serial_s` the delay if all its calls ran alone, one
-    after another. `prefilling` counts its calls without a token, `prompt_tokens_ahead` the uncached
+    to it but not sent (early binding only), with prompts of `queued_tokens`, of which
+    `queued_uncached_tokens` were not cached there when they were bound. `wait_s` is the expected
+    queueing delay of a new call, `serial_s` the delay if all its calls ran alone, one after
+    another. `prefilling` counts its calls without a token, `prompt_tokens_ahead` the uncached
     tokens of their prompts, as far as known, and `prompts_ahead_s` the engine's expected time for
     them from now on. `context_tokens` are those of all its calls. `step_tokens` is the engine's own
     limit of prompt tokens per step (0: none), `host_tokens` the capacity of its host's memory
@@ -279,6 +280,8 @@ class ReplicaView(Protocol):
     def queued(self) -> int: ...
     @property
     def queued_tokens(self) -> int: ...
+    @property
+    def queued_uncached_tokens(self) -> int: ...
     @property
     def wait_s(self) -> float: ...
     @property
@@ -366,6 +369,7 @@ class ReplicaSnapshot:
     awaited_s: float = 0.0
     turns: tuple[float, float] = (0.0, 0.0)
     queued_tokens: int = 0
+    queued_uncached_tokens: int = 0
     # For tests of policies: sessions whose home it is, and cached tokens of any prompt, those of
     # them in host memory, and fetchable ones.
     homes: frozenset[str] = frozenset()

@@ -158,6 +158,7 @@ class Backlog:
             replica = self._replicas.known[waiting.bound_to]
             del replica.queued_s[id]
             replica.queued_tokens -= waiting.prompt_tokens
+            replica.queued_uncached_tokens -= waiting.uncached_tokens
             replica.changed()
 
     def bind(self, waiting: Waiting, replica: Replica) -> None:
@@ -165,7 +166,10 @@ class Backlog:
         self.queue.remove(waiting)
         waiting.bound_to = replica.id
         replica.queue.add(waiting)
+        cached_tokens = replica.cached_tokens(waiting.invocation)
+        waiting.uncached_tokens = max(0, waiting.prompt_tokens - cached_tokens)
         replica.queued_tokens += waiting.prompt_tokens
+        replica.queued_uncached_tokens += waiting.uncached_tokens
         self.expect(waiting, replica)
 
     def expect(self, waiting: Waiting, replica: Replica) -> None:
@@ -183,7 +187,7 @@ class Backlog:
             waiting.bound_to = None
             self.queue.add(waiting)
         replica.queued_s.clear()
-        replica.queued_tokens = 0
+        replica.queued_tokens = replica.queued_uncached_tokens = 0
         replica.changed()
 
     def place_replica(self, replica: Replica) -> bool:

@@ -37,6 +37,8 @@ class Waiting:
     decoding_s: float = 0.0
     predicted_s: float = 0.0
     prompt_tokens: int = 0
+    # Early binding: tokens of its prompt that its replica had not cached then.
+    uncached_tokens: int = 0
     # How long before its latest start it should have started; see `PlanningPolicy`.
     reserve_s: float = 0.0
     # When its client leaves without a first token, and the latest dispatch that avoids this.

@@ -88,6 +88,7 @@ class Replica:
     adopted: frozenset[InvocationId] = frozenset()
     queued_s: dict[InvocationId, float] = field(default_factory=dict)
     queued_tokens: int = 0
+    queued_uncached_tokens: int = 0
     held: int = 0
     # Batch slots of leases beyond one each: calls with several answers.
     wide: int = 0
@@ -298,6 +299,7 @@ class Replica:
             awaited_s=self.awaited_s,
             turns=self.pace.turns.at(now_s),
             queued_tokens=self.queued_tokens,
+            queued_uncached_tokens=self.queued_uncached_tokens,
         )
 
 

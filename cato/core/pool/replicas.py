@@ -125,7 +125,9 @@ class Replicas:
             assert r.prefilling == sum(x.first_token_at_s is None for x in r.leases.values())
             assert r.context_tokens == sum(x.context_tokens for x in r.leases.values())
             assert r.queued_s.keys() == r.queue.waiting.keys()
-            assert r.queued_tokens == sum(w.prompt_tokens for w in r.queue.waiting.values())
+            bound = r.queue.waiting.values()
+            assert r.queued_tokens == sum(w.prompt_tokens for w in bound)
+            assert r.queued_uncached_tokens == sum(w.uncached_tokens for w in bound)
             r.queue.check_invariants()
 
 

@@ -13,9 +13,9 @@ class BlockCost:
     """The replica with the least `prefill_scale` x prefill blocks + decode blocks + cost of calls.
 
     NVIDIA Dynamo's KV router, "Cost Calculation" of its routing concepts; its names and defaults
-    (lib/kv-router, 2026-11). Prefill blocks: prompt tokens sent to the replica whose calls have no
-    first token, and this prompt, less `overlap_credit` for each of its tokens that is cached on the
-    accelerator and `host_credit` for each in host memory. Decode blocks: the context of all its
+    (lib/kv-router, 2026-11). Prefill blocks: uncached prompt tokens of the replica's calls without
+    a first token, and this prompt, less `overlap_credit` for each of its tokens that is cached on
+    the accelerator and `host_credit` for each in host memory. Decode blocks: the context of all its
     calls, including this prompt. Each of its calls costs `call_tokens` more. A larger
     `prefill_scale` favours time to first token. Its temperature of 0 takes the least; ties go by
     calls held, then by id.
@@ -34,7 +34,7 @@ class BlockCost:
             queued_tokens, calls = replica.queued_tokens, replica.held + replica.queued
             cached, loaded = replica.cached_tokens(invocation), replica.loaded_tokens(invocation)
             credit = self.overlap_credit * (cached - loaded) + self.host_credit * loaded
-            ahead_tokens = replica.prompt_tokens_ahead + queued_tokens
+            ahead_tokens = replica.prompt_tokens_ahead + replica.queued_uncached_tokens
             prefill_tokens = max(0.0, ahead_tokens + invocation.prompt_tokens - credit)
             decode_tokens = replica.context_tokens + queued_tokens + invocation.prompt_tokens
             tokens = self.prefill_scale * prefill_tokens + decode_tokens + self.call_tokens * calls

@@ -226,6 +226,11 @@ def test_the_agentic_block_cost_prefers_a_warm_replica_and_charges_its_calls() -
 def test_the_block_cost_counts_prompts_that_are_ahead_and_those_bound_but_not_sent() -> None:
     ahead = a_card("a", prompt_tokens_ahead=1_000)
     assert chosen(BlockCost().route(a_turn(), a_pool_of(ahead, a_card("b")))) == "b"
+    # 90,000 tokens warm at "a"; what waits there is cached, too, or is not.
+    warm = a_card("a", cached=90_000, queued_tokens=50_000, queued_uncached_tokens=1_000)
+    cold = replace(warm, queued_uncached_tokens=50_000)
+    assert chosen(BlockCost().route(a_turn(), a_pool_of(warm, a_card("b")))) == "a"
+    assert chosen(BlockCost().route(a_turn(), a_pool_of(cold, a_card("b")))) == "b"
     bound = a_card("a", queued_tokens=1_000)
     assert chosen(BlockCost().route(a_turn(), a_pool_of(bound, a_card("b")))) == "b"
 

@@ -114,14 +114,14 @@ class AbandonNode:
 class FinishRun:
     """The run is over. `output` is the result of the output node; None unless `status` is done.
 
-    `error`: a condition or a list of a node could not be evaluated.
+    `error`: a condition or a list of a node could not be evaluated, as `receipt.problem` says.
     """
 
     status: str
     output: object
     output_node: NodeId | None
     receipt: SlaReceipt
-    error: ExpressionError | None = None
+    error: ExpressionError | None = field(default=None, compare=False)
 
 
 RunCommand = StartNode | StreamNode | AbandonNode | FinishRun

@@ -19,6 +19,7 @@ from cato.core.rollout import Phase, Rollout
 from cato.core.rollout_book import PromoteRollout, RollBackRollout, StartRollout
 from cato.core.rollout_rule import RolloutRule
 from cato.core.tenancy import Usage
+from cato.core.usage_outbox import UsageParcel
 from cato.serve.ingress.feedback import Feedback, Reaction
 from cato.store.errors import StoreError
 from cato.store.store import MetadataStore
@@ -81,7 +82,8 @@ async def test_a_store_that_was_deleted_gets_all_rollouts_again(tmp_path: Path) 
         before = await profiler.rollouts()
         for file in tmp_path.glob("metadata.db*"):
             file.unlink()
-        await profiler.record((), (used,))
+        id = await profiler.record(())
+        await profiler.record((), (UsageParcel("ingress", 1, (used,)),), id)
         for _ in range(600):
             if await stored_usage(profiler):  # in the new store
                 break

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ingress_kit import until
 from kits.builders import a_profile, a_report, an_invocation
 
+from cato.control import leases
 from cato.control import router as module
 from cato.control.router import ReplicaRouter
 from cato.core.events import (
     InvocationEnded,
     InvocationWithdrawn,
     PoliciesChanged,
-    ReplicaProgressed,
 )
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.topology import PoolPolicies
+from cato.estimators.speed_meter import LEAST_CALLS
 from cato.policies.admission.saber import SaberAdmission
 from cato.policies.registry import policies_of
 from cato.telemetry.event_log import read_log
@@ -39,6 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "TICK_S", 0.01)
     monkeypatch.setattr(module, "_now_s", clock)
+    monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 
@@ -152,14 +155,14 @@ async def test_saber_is_fitted_to_the_speeds_that_its_engines_have(
 ) -> None:
     names, profile = PoolPolicies("saber"), a_profile(token_s=0.01, batch_token_s=0.001)
     router = ReplicaRouter(PoolName("p"), names, profile, str(tmp_path))
-    router.take(a_report(slots=2, profile=profile))
-    called = [asyncio.ensure_future(router.offer(an_invocation(id))) for id in ("a", "b")]
-    await asyncio.gather(*called)
-    for n in range(20):  # 20 tokens/s, where the profile predicts 100
-        clock.now_s += 1.0
-        tokens = tuple((InvocationId(id), 20 * n) for id in ("a", "b"))
-        router.take(ReplicaProgressed(0.0, ReplicaId("r"), tokens))
-        await asyncio.sleep(0)
+    for n in range(LEAST_CALLS):
+        router.take(a_report(slots=2, profile=profile))
+        called = [an_invocation(f"{id}{n}") for id in "ab"]
+        given = await asyncio.gather(*map(router.offer, called))
+        clock.now_s += 4.0  # after five the replica would be silent
+        for call, lease in zip(called, given, strict=True):  # 20 tokens/s; the profile expects 100
+            router.take(InvocationEnded(0.0, call.id, lease.attempt, 80, "done"))
+            await asyncio.sleep(0)  # the router takes note after it has answered
     (log,) = tmp_path.iterdir()
 
     def changes() -> list[PoliciesChanged]:

@@ -13,7 +13,8 @@ import pytest
 from kits.processes import is_alive
 
 RUN = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from cato.sim.experiment import run_all, silent
 from lab_jobs import busy
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -129,6 +129,13 @@ class Usage:
             cached_prompt_tokens=self.cached_prompt_tokens + other.cached_prompt_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
         )
+
+
+def add_usage(sums: dict[tuple[str, ...], Usage], usage: Iterable[Usage]) -> None:
+    """Add each record to the sum of its name."""
+    for used in usage:
+        known = sums.get(used.name)
+        sums[used.name] = used if known is None else known.plus(used)
 
 
 @dataclass(frozen=True, slots=True)

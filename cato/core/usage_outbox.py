@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cato.core.tenancy import Usage
+from cato.core.tenancy import Usage, add_usage
 
 MAX_SEALED = 1_000
 """Parcels that wait for the store; beyond it usage is summed up in one that is still open."""
@@ -38,9 +38,7 @@ class UsageOutbox:
         self._sent = 0
 
     def add(self, usage: Iterable[Usage]) -> None:
-        for used in usage:
-            known = self._open.get(used.name)
-            self._open[used.name] = used if known is None else known.plus(used)
+        add_usage(self._open, usage)
 
     def parcels(self) -> tuple[UsageParcel, ...]:
         """All parcels that the receiver does not have, oldest first; seals what is open.

@@ -19,7 +19,7 @@ from cato.core.errors import InputError
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.rollout import Rollout
-from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage
+from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage, add_usage
 from cato.core.topology import AdapterSpec
 from cato.core.usage_outbox import UsageParcel
 from cato.estimators.dag_match import DagHistory, SuperGraph, SuperNode
@@ -52,7 +52,6 @@ class Rows:
 
     def __init__(self) -> None:
         self._new: dict[Table, list[Row]] = {}
-        self._used: dict[tuple[str, ...], Usage] = {}
         self._parcels: dict[str, list[UsageParcel]] = {}
         self._card_s: dict[tuple[str, str], float] = {}
         self._latest: dict[Table, dict[object, Row]] = {}
@@ -72,8 +71,6 @@ class Rows:
             case Reaction(request_id, reaction, choice, view_id, tenant=tenant):
                 key = (request_id, reaction, choice, view_id, tenant)
                 self._replace(reactions, key, asdict(record))
-            case Usage():
-                self._add_usage(self._used, record)
             case UsageParcel(sender):
                 self._parcels.setdefault(sender, []).append(record)
             case Rollout():
@@ -91,10 +88,9 @@ class Rows:
     def write(self, connection: Connection) -> None:
         for table, rows in self._new.items():
             connection.execute(insert(table), rows)
-        used = dict(self._used)
+        used: dict[tuple[str, ...], Usage] = {}
         for sender, parcels in self._parcels.items():
-            for new in self._new_usage(connection, sender, parcels):
-                self._add_usage(used, new)
+            add_usage(used, self._new_usage(connection, sender, parcels))
         if used:
             rows = [asdict(one) for one in used.values()]
             connection.execute(upsert(connection, usage, is_sum=True), rows)
@@ -120,11 +116,6 @@ class Rows:
             row: Row = {"sender": sender, "number": number, "day": max(u.day for u in new)}
             connection.execute(upsert(connection, usage_senders), [row])
         return new
-
-    @staticmethod
-    def _add_usage(sums: dict[tuple[str, ...], Usage], used: Usage) -> None:
-        known = sums.get(used.name)
-        sums[used.name] = used if known is None else known.plus(used)
 
     def _append(self, table: Table, record: LengthSample) -> None:
         row = row_of(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from cato.core.errors import ExpressionError
 from cato.core.events import ReplicaReported
@@ -12,6 +13,8 @@ from cato.core.profile import Profile
 from cato.core.receipt import LlmFacts
 from cato.core.slo import Slo, SloMetric
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
+from cato.core.tenancy import Usage
+from cato.core.usage_outbox import UsageParcel
 from cato.core.workflow import (
     Expression,
     LlmSettings,
@@ -231,3 +234,18 @@ def llm_facts(*, tokens: int = 10, queue_s: float = 0.0, ttft_s: float | None = 
         simulated=True,
         reasons=(),
     )
+
+
+def prompt_blocks(number: int, blocks: int, family: int, shared: int) -> tuple[int, ...]:
+    """Hashes of a prompt's blocks: the first `shared` are those of its family, the rest its own."""
+    shared = min(blocks, shared)
+    own = [100_000 * (number + 1) + i for i in range(shared, blocks)]
+    return (*(1000 * family + i for i in range(shared)), *own)
+
+
+_senders = count(1)
+
+
+def a_parcel(*usage: Usage) -> UsageParcel:
+    """The first parcel of a new sender."""
+    return UsageParcel(f"sender {next(_senders)}", 1, usage)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
-from kits.builders import a_profile
+from kits.builders import a_profile, prompt_blocks
 
 from cato.core.ids import InvocationId
 from cato.core.prefix_cache import PrefixCache
@@ -48,10 +48,7 @@ class Asked:
     leaves_s: float
 
     def blocks(self, number: int) -> tuple[int, ...]:
-        whole = self.prompt // BLOCK
-        shared = min(whole, self.shared_blocks)
-        own = [100_000 * (number + 1) + i for i in range(shared, whole)]
-        return (*(1000 * self.family + i for i in range(shared)), *own)
+        return prompt_blocks(number, self.prompt // BLOCK, self.family, self.shared_blocks)
 
 
 @dataclass(frozen=True, slots=True)

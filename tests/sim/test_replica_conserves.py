@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kits.builders import a_profile
+from kits.builders import a_profile, prompt_blocks
 
 from cato.core.ids import InvocationId
 from cato.core.pool.prefill import CallTarget, DueDateRule
@@ -36,16 +36,13 @@ class Asked:
     leaves_s: float
 
     def sequence(self, number: int) -> Sequence:
-        whole = self.prompt // BLOCK
-        shared = min(whole, self.shared_blocks)
-        blocks = [1000 * self.family + i for i in range(shared)]
-        blocks += [100_000 * (number + 1) + i for i in range(shared, whole)]
+        blocks = prompt_blocks(number, self.prompt // BLOCK, self.family, self.shared_blocks)
         return Sequence(
             InvocationId(str(number)),
             self.prompt,
             self.output,
             self.priority,
-            blocks=tuple(blocks),
+            blocks=blocks,
             session=f"s{self.family}",
             retain_s=self.retain_s,
             target=CallTarget(0.5, 0.05),

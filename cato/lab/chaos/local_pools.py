@@ -37,6 +37,7 @@ from cato.core.tenancy import (
     Tenant,
     TurnUsage,
     Usage,
+    add_usage,
     turn_usage,
 )
 from cato.core.topology import DeploymentSpec, EngineSpec, ModelSpec, PoolPolicies
@@ -367,9 +368,7 @@ class LocalRecords:
             self.receipts.popitem(last=False)
         self._metrics.record(receipt)
         self._recent.record(receipt, time.time())
-        for used in usage:
-            known = self._usage.get(used.name)
-            self._usage[used.name] = used if known is None else known.plus(used)
+        add_usage(self._usage, usage)
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         return self.measured.get(task, {})

@@ -23,6 +23,7 @@ from ingress_kit import (
     until,
     until_busy,
 )
+from kits.builders import a_parcel
 from typer.testing import CliRunner
 
 from cato.cli import app as cli
@@ -555,8 +556,8 @@ def test_usage_adds_up_in_the_store(tmp_path: Path) -> None:
     store = MetadataStore.open(tmp_path / "m.db")
     one = Usage("2026-11-21", "team-a", "k", "t", "m", 1, 10, 2, 5)
     earlier = replace(one, day="2026-10-31")
-    store.write([one, one, earlier])
-    store.write([one])
+    store.write([a_parcel(one, one), a_parcel(earlier)])
+    store.write([a_parcel(one)])
     assert store.usage(None) == (
         earlier,
         replace(one, requests=3, prompt_tokens=30, cached_prompt_tokens=6, output_tokens=15),
@@ -604,7 +605,7 @@ def test_names_like_markup_are_shown_as_they_are(
     for name in ("[/x]", "[red]x"):
         run_keys(path, "create", "--tenant", "t", "--name", name)
     with closing(MetadataStore.open(path)) as store:
-        store.write([Usage("2026-11-21", "[/t]", "k", "[red]t", "m", 1, 10, 2, 5)])
+        store.write([a_parcel(Usage("2026-11-21", "[/t]", "k", "[red]t", "m", 1, 10, 2, 5))])
     listed = run_keys(path, "list")
     assert "[/x]" in listed
     assert "[red]x" in listed
@@ -676,7 +677,7 @@ async def test_no_key_is_in_a_log_a_metric_an_answer_or_the_store(
         ]
         seen += "".join(f"{a.headers}{a.text}" for a in answers)
         receipts = list(kit.records.receipts.values())
-        store.write(list(await kit.records.usage(None)))
+        store.write([a_parcel(*await kit.records.usage(None))])
     store.close()
     assert answers[0].status_code == 200
     assert receipts

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ingress_kit import COMPLETION, a_fast_pool, an_access, running
+from kits.builders import a_parcel
 from test_keys import PROMPT, a_key, bearer
 from typer.testing import CliRunner
 
@@ -180,7 +181,8 @@ async def test_a_tenants_part_of_a_card_is_of_what_all_used(tmp_path: Path) -> N
 
 def test_the_shell_sums_up_and_takes_prices_from_the_deployment(tmp_path: Path) -> None:
     store = MetadataStore.open(tmp_path / "m.db")
-    store.write([used("red", model="simulated-7b", output=1_000_000), used("blue", output=1)])
+    red = used("red", model="simulated-7b", output=1_000_000)
+    store.write([a_parcel(red, used("blue", output=1))])
     store.close()
     file = tmp_path / "d.yaml"
     shipped = Path(__file__).parents[3] / "deployments" / "simulated.yaml"
@@ -226,7 +228,7 @@ def test_a_last_day_before_the_first_is_refused_in_the_shell(tmp_path: Path) -> 
 def test_days_of_usage_in_the_shell_are_both_included(tmp_path: Path) -> None:
     with closing(MetadataStore.open(tmp_path / "m.db")) as store:
         days = ("2026-11-04", "2026-11-05", "2026-11-06")
-        store.write([used("red", day=day) for day in days])
+        store.write([a_parcel(*[used("red", day=day) for day in days])])
     asked = ["keys", "usage", "--csv", "--by", "day", "--store", str(tmp_path / "m.db")]
     done = CliRunner().invoke(cli, [*asked, "--since", "2026-11-05", "--until", "2026-11-06"])
     assert [line[:10] for line in done.stdout.splitlines()[1:]] == ["2026-11-05", "2026-11-06"]

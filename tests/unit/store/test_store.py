@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from kits.builders import a_parcel
 from sqlalchemy import Connection, create_engine, event, make_url, select
 from sqlalchemy.exc import OperationalError
 from store_kit import NODE, TASK, a_mean, a_receipt, a_sample, an_execution, facts, rows
@@ -360,9 +361,9 @@ def test_a_call_waits_only_its_time_for_a_program_that_holds_the_tables(location
         else:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailableError, match="lock"):
-            store.write([Usage("2026-11-30", "a", "k", "t", "m", 1)])
+            store.write([a_parcel(Usage("2026-11-30", "a", "k", "t", "m", 1))])
     assert store.usage(None) == ()
-    store.write([Usage("2026-11-30", "a", "k", "t", "m", 1)])
+    store.write([a_parcel(Usage("2026-11-30", "a", "k", "t", "m", 1))])
     assert [u.requests for u in store.usage(None)] == [1]
     store.close()
     other.dispose()

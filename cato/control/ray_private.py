@@ -145,10 +145,14 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]
         return self.replica_queue_len_cache.get(replica_id) or 0
 
 
+def _controller() -> Any:
+    """Serve's controller; raise ValueError if Serve does not run."""
+    return ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+
+
 async def scale(app: str, deployment: str, replicas: int) -> None:
     """Set Serve's target number of replicas for `deployment` (external scaler)."""
-    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    await controller.update_deployment_replicas.remote(
+    await _controller().update_deployment_replicas.remote(
         DeploymentID(name=deployment, app_name=app), replicas
     )
 
@@ -188,7 +192,7 @@ async def _details() -> dict[str, dict[str, Any]]:
     if not ray.is_initialized():  # `get_actor` would start a Ray
         return {}
     try:
-        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        controller = _controller()
     except ValueError:
         return {}
     details: dict[str, Any] = await controller.get_serve_instance_details.remote()
@@ -198,8 +202,7 @@ async def _details() -> dict[str, dict[str, Any]]:
 
 async def _unlisted(app: str) -> dict[DeploymentName, frozenset[ReplicaId]]:
     """The running replicas of the deployments of `app`, whether `app` lists them or not."""
-    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    running: dict[DeploymentID, list[Any]] = await controller._all_running_replicas.remote()
+    running: dict[DeploymentID, list[Any]] = await _controller()._all_running_replicas.remote()
     return {
         DeploymentName(id.name): frozenset(ReplicaId(r.replica_id.unique_id) for r in replicas)
         for id, replicas in running.items()
@@ -241,8 +244,7 @@ def drain(node: str, until: float, why: str) -> str:
 
 def replicas_on(node: str) -> list[str]:
     """Serve's replicas on `node`, stopping ones included. Blocks for the controller's answer."""
-    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote())
+    details: dict[str, Any] = ray.get(_controller().get_serve_instance_details.remote())
     return sorted(
         f"{name}#{replica['replica_id']}"
         for application in details["applications"].values()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from aiohttp.typedefs import Handler
 
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
@@ -28,6 +29,7 @@ from cato.sim.playing import TurnRules
 from cato.sim.session_plans import UserPlan
 from cato.wire.endpoint import Endpoint
 
+Planned = tuple[TurnRules, list[UserPlan], Prompts]
 SLOWDOWN, SEED, USERS = 0.05, 7, 3
 LARGE = replace(agent_fleet.card_profile("large").slowed(SLOWDOWN), chars_per_token=1.0)
 
@@ -62,10 +64,19 @@ def a_pool(scheduler: str = "sticky", replicas: int = 2) -> PoolSetup:
     return PoolSetup(PoolName("engine"), (LARGE,) * replicas, policies, chunk_tokens=8192)
 
 
-def of(traffic: SessionTraffic) -> tuple[TurnRules, list[UserPlan], Prompts]:
+def of(traffic: SessionTraffic) -> Planned:
     rules = traffic.rules(a_pool(), SLOWDOWN)
     plans = traffic.plans(LARGE, SEED, SLOWDOWN, USERS)
     return rules, plans, Prompts("bench", LARGE, 0, "arm 7")
+
+
+async def played_against(answer: Handler, planned: Planned) -> dict[str, Seen]:
+    """What a client sees that plays the plans against a server that gives this answer."""
+    rules, plans, prompts = planned
+    app = web.Application(client_max_size=10**7)
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server, TaskClient(str(server.make_url(""))) as client:
+        return dict(await Player(client, prompts, rules, lambda: None).play(plans))
 
 
 def test_a_trace_is_needed() -> None:
@@ -114,7 +125,7 @@ def test_prompts_share_as_much_text_as_the_trace_says(traffic: SessionTraffic) -
 
 def test_both_sides_play_the_same_turns(traffic: SessionTraffic) -> None:
     """The live one against a server that answers at once; the other in virtual time."""
-    rules, plans, prompts = of(traffic)
+    rules, plans, prompts = planned = of(traffic)
     sessions: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -126,13 +137,7 @@ def test_both_sides_play_the_same_turns(traffic: SessionTraffic) -> None:
         )
         return web.Response(text=text)
 
-    async def play() -> dict[str, Seen]:
-        app = web.Application(client_max_size=10**7)
-        app.router.add_post("/v1/chat/completions", answer)
-        async with TestServer(app) as server, TaskClient(str(server.make_url(""))) as client:
-            return dict(await Player(client, prompts, rules, lambda: None).play(plans))
-
-    seen = asyncio.run(play())
+    seen = asyncio.run(played_against(answer, planned))
     tasks = planned_tasks(plans, rules)
     assert seen.keys() == {t.id for t in tasks}
     assert len(sessions) == len(tasks)
@@ -153,7 +158,7 @@ def test_a_client_without_a_first_token_leaves_and_asks_again(
     traffic: SessionTraffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cato.sim.playing.PATIENCE_S", 0.5 / SLOWDOWN)
-    rules, plans, prompts = of(traffic)
+    rules, plans, _ = planned = of(traffic)
     asked = 0
 
     async def answer(request: web.Request) -> web.Response:
@@ -163,13 +168,7 @@ def test_a_client_without_a_first_token_leaves_and_asks_again(
             await asyncio.Event().wait()
         return web.Response(text='data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
 
-    async def play() -> dict[str, Seen]:
-        app = web.Application(client_max_size=10**7)
-        app.router.add_post("/v1/chat/completions", answer)
-        async with TestServer(app) as server, TaskClient(str(server.make_url(""))) as client:
-            return dict(await Player(client, prompts, rules, lambda: None).play(plans))
-
-    seen = asyncio.run(play())
+    seen = asyncio.run(played_against(answer, planned))
     first = min(seen.values(), key=lambda s: s.task.sim.arrived_at_s)
     assert (first.is_left, first.is_lost, first.is_met) == (True, False, False)
     assert seen.keys() == {t.id for t in planned_tasks(plans, rules)}, "its user went on"

@@ -495,7 +495,8 @@ async def test_a_deployment_without_batches_says_so(tmp_path: Path) -> None:
     assert [a.status_code for a in answers] == [404] * 2
 
 
-async def test_a_form_of_a_foreign_page_uploads_nothing(tmp_path: Path) -> None:
+async def upload_of_headers(tmp_path: Path, headers: dict[str, str]) -> httpx.Response:
+    """The answer to an upload with nothing but these headers and those of its form."""
     room = a_room(tmp_path)
     async with (
         running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
@@ -503,23 +504,18 @@ async def test_a_form_of_a_foreign_page_uploads_nothing(tmp_path: Path) -> None:
     ):
         request = httpx.Request(
             "POST", "http://localhost/v1/files", files={"file": ("a", b"x")},
-            data={"purpose": "batch"},
+            data={"purpose": "batch"}, headers=headers,
         )  # fmt: skip
-        assert (await http.send(request)).status_code == 415
+        return await http.send(request)
+
+
+async def test_a_form_of_a_foreign_page_uploads_nothing(tmp_path: Path) -> None:
+    assert (await upload_of_headers(tmp_path, {})).status_code == 415
 
 
 async def test_a_compressed_upload_is_refused(tmp_path: Path) -> None:
-    room = a_room(tmp_path)
-    async with (
-        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
-        kit.http() as http,
-    ):
-        request = httpx.Request(
-            "POST", "http://localhost/v1/files", files={"file": ("a", b"x")},
-            data={"purpose": "batch"},
-            headers={"Content-Encoding": "gzip", "Authorization": "Bearer none"},
-        )  # fmt: skip
-        answer = await http.send(request)
+    headers = {"Content-Encoding": "gzip", "Authorization": "Bearer none"}
+    answer = await upload_of_headers(tmp_path, headers)
     assert (answer.status_code, "uncompressed" in answer.text) == (415, True)
 
 

@@ -6,7 +6,8 @@ CatoError
 ├── InputError             the caller's input cannot be served as it is (HTTP 400)
 │   └── ContextLengthError prompt and output do not fit the model's context
 ├── ExpressionError        a template or condition of a workflow failed to evaluate
-│   └── WorkLimitError     it asked for more work than it may do at once
+│   ├── WorkLimitError     it asked for more work than it may do at once
+│   └── WrongValueError    its value is not of the kind that is needed there
 ├── NodeError              a node of a run failed
 ├── DeadlineError          a run passed its hard deadline (HTTP 504)
 ├── AccessError            the caller may not do this, or nobody can say who it is (HTTP 401, 403)
@@ -131,6 +132,15 @@ class ExpressionError(CatoError):
 
 class WorkLimitError(ExpressionError):
     """A template or expression asked for more work than it may do."""
+
+
+class WrongValueError(ExpressionError):
+    """An expression gave a value that its node cannot use; `names` are the names that it uses."""
+
+    def __init__(self, source: str, problem: str, names: frozenset[str]) -> None:
+        super().__init__(source, problem)
+        self.args = (source, problem, names)
+        self.names = names
 
 
 class NodeError(CatoError):

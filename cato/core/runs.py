@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from cato.core.budgets import NodeEstimate, RunBudgets
-from cato.core.errors import ExpressionError
+from cato.core.errors import CatoError, ExpressionError
 from cato.core.ids import NodeId, RunId
 from cato.core.receipt import LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
 from cato.core.record import record
@@ -20,7 +20,7 @@ from cato.core.session import Turn
 from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo
 from cato.core.words import counted
-from cato.core.workflow import Node, NodeKind, Workflow
+from cato.core.workflow import Node, NodeKind, Workflow, list_of
 
 # Events
 
@@ -114,14 +114,15 @@ class AbandonNode:
 class FinishRun:
     """The run is over. `output` is the result of the output node; None unless `status` is done.
 
-    `error`: a condition or a list of a node could not be evaluated, as `receipt.problem` says.
+    `error`: a condition or a list of a node could not be evaluated, as `receipt.problem` says; an
+    `InputError` if that is due to the inputs alone.
     """
 
     status: str
     output: object
     output_node: NodeId | None
     receipt: SlaReceipt
-    error: ExpressionError | None = field(default=None, compare=False)
+    error: CatoError | None = field(default=None, compare=False)
 
 
 RunCommand = StartNode | StreamNode | AbandonNode | FinishRun
@@ -356,7 +357,8 @@ class Run:
             return tuple(self._start(node, now_s))
         except ExpressionError as error:
             if not node.optional:
-                return self._finish(now_s, "failed", f"node {node.id!r}: {error}", error=error)
+                blamed = self.workflow.blamed(node, error)
+                return self._finish(now_s, "failed", f"node {node.id!r}: {error}", error=blamed)
             budget_s = self._budgets.budget_s(node, self._settled(), now_s)
             self._leave_out(node, now_s, budget_s, str(error))
             return ()
@@ -407,11 +409,7 @@ class Run:
 
     def _fan_out(self, node: Node) -> Sequence[object]:
         assert node.each is not None
-        value = node.each.evaluate(self._names)
-        if not value:
-            return ()
-        if not isinstance(value, list | tuple):
-            raise ExpressionError(node.each.source, f"is not a list but {type(value).__name__}")
+        value = list_of(node.each, self._names)
         if len(value) > node.max_items:
             self._notes.append(f"{node.id}: only the first {node.max_items} of {len(value)} items")
         return value[: node.max_items]
@@ -475,7 +473,7 @@ class Run:
         status: str,
         problem: str,
         output: NodeId | None = None,
-        error: ExpressionError | None = None,
+        error: CatoError | None = None,
     ) -> tuple[RunCommand, ...]:
         self._finished = True
         abandoned = self._record.cancel_open(now_s)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from cato.core.errors import ExpressionError
+from cato.core.errors import CatoError, InputError, WrongValueError
 from cato.core.ids import NodeId, TaskName
 from cato.core.session import Prompt
 from cato.core.slo import Slo
+
+ITEM_NAMES = frozenset({"item", "index"})
+"""Names that exist in a node with `each`, besides inputs and results."""
 
 
 class Expression(Protocol):
@@ -18,6 +21,11 @@ class Expression(Protocol):
 
     @property
     def source(self) -> str: ...
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that it uses."""
+        ...
 
     def evaluate(self, names: Mapping[str, object]) -> object:
         """Raise `ExpressionError` when it cannot be evaluated. A missing name is falsy."""
@@ -33,6 +41,28 @@ class Template(Protocol):
     def render(self, names: Mapping[str, object]) -> str:
         """Raise `ExpressionError` when it cannot be rendered."""
         ...
+
+
+def list_of(expression: Expression, names: Mapping[str, object]) -> Sequence[object]:
+    """Its list, empty for a missing value; raise `ExpressionError` if it is anything else."""
+    value = expression.evaluate(names)
+    if not value:
+        return ()
+    if not isinstance(value, list | tuple):
+        problem = f"is not a list but {type(value).__name__}"
+        raise WrongValueError(expression.source, problem, expression.names)
+    return value
+
+
+def count_of(expression: Expression, names: Mapping[str, object]) -> int | None:
+    """Its count, None for a missing value; raise `ExpressionError` if it is anything else."""
+    value = expression.evaluate(names)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        problem = f"must be a whole number of at least 1, is {value!r:.40}"
+        raise WrongValueError(expression.source, problem, expression.names)
+    return value
 
 
 class NodeKind(StrEnum):
@@ -58,7 +88,8 @@ class LlmSettings:
 
     `model` is a model name or alias of the deployment. `max_tokens` bounds the output and
     `expected_tokens` predicts it until the profiler has seen runs; `token_limit` may lower the
-    bound for one run. `extra` goes to the engine as it is (temperature, stop, top_p, ...). `chat`
+    bound for one run. `extra` goes to the engine as it is (temperature, stop, top_p, ...);
+    `of_client` names the fields of the engine's request that the client set. `chat`
     renders the user message (`system` the system message), and the model's own chat template is
     applied. `fallback` is a model that may answer instead while the pool of `model` is full.
     """
@@ -73,17 +104,12 @@ class LlmSettings:
     extra: Mapping[str, object] | None = None
     token_limit: Expression | None = None
     fallback: str | None = None
+    of_client: frozenset[str] = frozenset()
 
     def limit_of(self, names: Mapping[str, object]) -> int:
         """Limit on tokens of the answer; raise `ExpressionError` if it evaluates to no count."""
-        limit = None if self.token_limit is None else self.token_limit.evaluate(names)
-        if limit is None:
-            return self.max_tokens
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            assert self.token_limit is not None
-            problem = f"must be a whole number of at least 1, is {limit!r:.40}"
-            raise ExpressionError(self.token_limit.source, problem)
-        return min(limit, self.max_tokens)
+        limit = None if self.token_limit is None else count_of(self.token_limit, names)
+        return self.max_tokens if limit is None else min(limit, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +240,18 @@ class Workflow:
     output: tuple[NodeId, ...]
     stream: tuple[NodeId, ...] = ()
     session_target_s: float | None = None
+
+    def blamed(self, node: Node, error: CatoError) -> CatoError:
+        """`error` of `node`; an `InputError` if it is about a value of the run's inputs alone."""
+        if not isinstance(error, WrongValueError):
+            return error
+        inputs = {spec.name for spec in self.inputs}
+        if node.each is not None and node.each.names <= inputs:
+            inputs |= ITEM_NAMES
+        if not error.names or not error.names <= inputs:
+            return error
+        param = next(iter(error.names)) if len(error.names) == 1 else None
+        return InputError(f"node {node.id!r}: {error}", param)
 
     def node(self, id: NodeId) -> Node:
         return next(n for n in self.nodes if n.id == id)

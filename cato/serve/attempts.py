@@ -137,7 +137,7 @@ class Attempts:
 
     def fails(self, error: CatoError) -> None:
         """The engine of the latest lease answered with `error`."""
-        self.is_refused = _is_refusal(error) and not self.answer.has_output
+        self.is_refused = is_refusal(error) and not self.answer.has_output
 
     def falls_back(self) -> None:
         """Another model is asked, in whose pool this is a new call."""
@@ -219,7 +219,7 @@ class Attempts:
         return Placement.HOME if self.lease.replica_id == self.home else Placement.MOVED
 
 
-def _is_refusal(error: CatoError) -> bool:
+def is_refusal(error: CatoError) -> bool:
     """Whether the request was at fault or asked too much, and the engine computed nothing."""
     if isinstance(error, EngineError) and not isinstance(error, EngineDeadError):
         return 400 <= error.status < 500 or error.status == 501  # 501: it lacks the endpoint

@@ -14,6 +14,7 @@ from typing import assert_never
 from cato.core.errors import (
     CatoError,
     DeadlineError,
+    InputError,
     NodeError,
     SupersededError,
     WorkLimitError,
@@ -188,7 +189,7 @@ class RunningTask:
 
     def _end(self, finish: FinishRun) -> None:
         receipt = finish.receipt
-        if isinstance(finish.error, WorkLimitError):  # the inputs are too large
+        if isinstance(finish.error, WorkLimitError | InputError):  # the inputs are at fault
             self.error = self.error or finish.error
         excuse = excuse_of(receipt.status, receipt.problem, self.error)
         self.finish = finish = changed(finish, receipt=changed(receipt, excuse=excuse))
@@ -200,7 +201,7 @@ class RunningTask:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("run %s: a node failed with a defect in CATO", self.run.id, exc_info=error)
+            log.error("run %s ended by a defect in CATO", self.run.id, exc_info=error)
             self._perform(self.run.handle(RunCancelled(time.monotonic(), f"defect: {error!r}")))
 
     def _pass_deadline(self) -> None:
@@ -256,6 +257,10 @@ class RunningTask:
         except CatoError as error:
             problem = error.problem if isinstance(error, NodeError) else str(error)
             self._fail(attempts, error, problem)
+        except Exception as error:
+            log.exception("run %s: a defect in CATO failed node %r", self.run.id, node.id)
+            problem = f"a defect in CATO: {error!r}"
+            self._fail(attempts, NodeError(node.id, problem), problem)
         else:
             done = NodeDone(time.monotonic(), *where, result, attempts.facts())
             self._perform(self.run.handle(done))
@@ -267,7 +272,7 @@ class RunningTask:
     ) -> None:
         command = attempts.command
         if not command.node.optional:
-            self.error = self.error or error
+            self.error = self.error or self.run.workflow.blamed(command.node, error)
         where = (command.node.id, command.round, command.item)
         event = NodeFailed(time.monotonic(), *where, problem, timed_out, attempts.facts())
         self._perform(self.run.handle(event))

@@ -32,7 +32,7 @@ from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
-from cato.serve.attempts import Attempts, why_it_waits
+from cato.serve.attempts import Attempts, is_refusal, why_it_waits
 from cato.serve.continuation import can_continue
 from cato.serve.lengths import Lengths
 from cato.serve.pools import PoolInfo, Pools
@@ -50,6 +50,10 @@ from cato.wire.endpoint import Endpoint
 from cato.workflows.work import little_work
 
 log = logging.getLogger("cato.executor")
+
+# Fields of an engine's request that a node renders from its inputs.
+_OF_INPUTS = frozenset({"prompt", "messages"})
+_TOO_MANY = 429
 
 
 @record
@@ -153,7 +157,20 @@ class Invoker:
         return Attempts(command, id)
 
     async def invoke(self, settings: LlmSettings | CallSettings, attempts: Attempts) -> None:
-        """One LLM call; falls back to another model if its own fails without output."""
+        """One LLM call. Raise `NodeError` if the engine refuses what the workflow itself asks."""
+        try:
+            await self._with_fallback(settings, attempts)
+        except EngineError as error:
+            call = attempts.call
+            if isinstance(settings, LlmSettings) and call and _asks_wrongly(settings, call, error):
+                problem = f"its engine refuses what it asks: {error}"
+                raise NodeError(attempts.command.node.id, problem) from error
+            raise
+
+    async def _with_fallback(
+        self, settings: LlmSettings | CallSettings, attempts: Attempts
+    ) -> None:
+        """Another model is asked if its own fails without output."""
         try:
             await self._invoke_model(settings, attempts)
         except SupersededError:
@@ -434,3 +451,18 @@ class Invoker:
         if began_s is not None:
             began_s -= time.monotonic()
         return invocation.continued(attempts.count, attempts.answer.output_tokens, began_s)
+
+
+def _asks_wrongly(settings: LlmSettings, call: EngineCall, error: EngineError) -> bool:
+    """Whether the workflow's own settings are to blame for `error`, not what its client sent.
+
+    Engines do not always name the field that they refuse. Then a client that sent sampling
+    parameters or an empty prompt is to blame.
+    """
+    if not is_refusal(error) or error.status == _TOO_MANY:
+        return False
+    if error.param is not None:
+        return error.param not in settings.of_client | _OF_INPUTS
+    prompt = call.body.get("prompt")
+    is_empty = isinstance(prompt, str) and not prompt.strip()
+    return not settings.of_client and not is_empty

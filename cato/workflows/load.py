@@ -7,7 +7,7 @@ the well-formed nodes, and the templates with the names they use.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,9 @@ from cato.core.ids import NodeId, TaskName
 from cato.core.slo import Slo, SloMetric
 from cato.core.words import did_you_mean
 from cato.core.workflow import (
+    ITEM_NAMES,
     AnalyzeSettings,
+    Expression,
     FimPrompt,
     InputSpec,
     LlmSettings,
@@ -34,6 +36,8 @@ from cato.core.workflow import (
     TransformSettings,
     ValidateSettings,
     Workflow,
+    count_of,
+    list_of,
 )
 from cato.workflows import graph
 from cato.workflows.sandbox import MAPPING_MEMBERS, members_of
@@ -70,7 +74,6 @@ DEADLINE_PER_TARGET = 20.0
 """Default hard deadline: this many times the target, because a later answer is useless, but at
 least `MIN_DEADLINE_S`."""
 
-ITEM_NAMES = frozenset({"item", "index"})
 _JINJA_NAMES = (
     "and or not in is if else true false none True False None "
     "self super loop range caller varargs kwargs"
@@ -220,6 +223,12 @@ class _Draft:
         return {n: t for n, t in types.items() if isinstance(t, str) and t in PYTHON_TYPES}
 
     @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The default values of the inputs that have one."""
+        given = {name: self._raw["inputs"][name] for name in self.inputs}
+        return {n: v["default"] for n, v in given.items() if isinstance(v, dict) and "default" in v}
+
+    @cached_property
     def needs(self) -> dict[str, list[str]]:
         """The needs of every node, well-formed or not."""
         nodes = self._raw.get("nodes")
@@ -344,8 +353,10 @@ class _Draft:
         # In a loop the nodes see the previous round: `{{ refine.text or draft.text }}`.
         inside = inside | {o for o, redo in self.loops.items() if id == o or id in redo}
         repeat = None
+        each = self._optional_expression(f"{where}.each", part.each, known)
         if part.each is not None:
             self._check_each(f"{where}.each", part.each)
+        self._check_value(f"{where}.each", part, each, list_of)
         if part.repeat is not None:
             repeat = Repeat(
                 until=self._expression(f"{where}.repeat.until", part.repeat.until, known | {id}),
@@ -358,7 +369,7 @@ class _Draft:
             settings=self._settings(where, part, inside),
             needs=tuple(NodeId(n) for n in part.needs),
             when=self._optional_expression(f"{where}.when", part.when, known),
-            each=self._optional_expression(f"{where}.each", part.each, known),
+            each=each,
             max_items=(part.max_items or DEFAULT_MAX_ITEMS) if part.each is not None else 1,
             repeat=repeat,
             optional=part.optional,
@@ -387,6 +398,8 @@ class _Draft:
                     for key in ("temperature", "top_p", "stop", "seed")
                     if (value := getattr(part, key)) is not None
                 }
+                limit = self._optional_expression(f"{where}.token_limit", part.token_limit, known)
+                self._check_value(f"{where}.token_limit", part, limit, count_of)
                 return LlmSettings(
                     model=part.model,
                     max_tokens=part.max_tokens,
@@ -396,9 +409,7 @@ class _Draft:
                     chat=prompt("chat", part.chat),
                     system=prompt("system", part.system),
                     extra={**extra, **part.extra} or None,
-                    token_limit=self._optional_expression(
-                        f"{where}.token_limit", part.token_limit, known
-                    ),
+                    token_limit=limit,
                     fallback=part.fallback,
                 )
             case RetrievePart():
@@ -497,6 +508,24 @@ class _Draft:
             _, fields = self._fields(name)
             rule = f"must be a list; the result of node {name!r} has {', '.join(fields)}"
             self._add(where, rule)
+
+    def _check_value(
+        self,
+        where: str,
+        part: NodePart,
+        expression: JinjaExpression | None,
+        value_of: Callable[[Expression, Mapping[str, object]], object],
+    ) -> None:
+        """Report an expression of constants whose value its node cannot use, and one of inputs
+        whose defaults it cannot use. A node with a condition may not run with the defaults."""
+        usable = {} if part.when is not None or part.optional else self.defaults
+        if expression is None or not expression.names <= set(usable):
+            return
+        try:
+            value_of(expression, usable)
+        except ExpressionError as exc:
+            by_default = " with the defaults of its inputs" if expression.names else ""
+            self._add(where, exc.problem + by_default, expression.source)
 
     def _fields(self, id: str) -> tuple[str, tuple[str, ...]]:
         """The type of a well-formed node and the fields of its result."""

@@ -140,6 +140,7 @@ class Says:
 
     function: Callable[[Mapping[str, object]], object]
     source: str = "a test's own"
+    names: frozenset[str] = frozenset()
 
     def evaluate(self, names: Mapping[str, object]) -> object:
         return self.function(names)

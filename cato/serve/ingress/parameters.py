@@ -109,7 +109,9 @@ def adapted(
             extra["min_tokens"] = min(least, limit)
         if stops:
             extra["stop"] = [*_stops(extra.get("stop")), *stops]
-        return replace(node, settings=replace(settings, max_tokens=limit, extra=extra))
+        of_client = frozenset(sampling).union(["stop"] if stops else [])
+        settings = replace(settings, max_tokens=limit, extra=extra, of_client=of_client)
+        return replace(node, settings=settings)
 
     return replace(workflow, nodes=tuple(map(changed, workflow.nodes)))
 

@@ -30,6 +30,7 @@ class Sometimes:
     """A condition; nobody evaluates it here."""
 
     source = "sometimes"
+    names: frozenset[str] = frozenset()
 
     def evaluate(self, names: Mapping[str, object]) -> object:
         raise AssertionError("a baseline runs nothing")

@@ -124,6 +124,41 @@ def test_a_list_and_a_scalar_have_no_fields_and_only_a_list_has_items(
     assert rule in "".join(found)
 
 
+@pytest.mark.parametrize(
+    ("changes", "path", "rule"),
+    [
+        ({"token_limit": "0"}, "token_limit", "must be a whole number of at least 1, is 0"),
+        ({"token_limit": "2.5"}, "token_limit", "must be a whole number of at least 1, is 2.5"),
+        ({"token_limit": "3"}, "", ""),
+        ({"token_limit": "most"}, "token_limit", "with the defaults of its inputs"),
+        ({"token_limit": "most", "when": "most > 0"}, "", ""),
+        ({"token_limit": "most", "optional": True}, "", ""),
+        ({"token_limit": "code | length"}, "", ""),
+        ({"each": "3"}, "each", "is not a list but int"),
+        ({"each": "'abc' | upper"}, "each", "is not a list but str"),
+        ({"each": "files | first"}, "each", "is not a list but str"),
+        ({"each": "[1, 2]"}, "", ""),
+        ({"each": "files"}, "", ""),
+    ],
+)
+def test_a_value_that_a_node_can_never_use_is_a_problem_of_the_file(
+    tmp_path: Path, changes: dict[str, Any], path: str, rule: str
+) -> None:
+    data = yaml.safe_load(A_WORKFLOW)
+    data["inputs"] |= {"most": {"type": "int", "default": 0}}
+    data["inputs"] |= {"files": {"type": "list", "default": ["a.py"]}}
+    data["nodes"]["draft"] |= changes
+    file = a_file(tmp_path, yaml.safe_dump(data))
+    if not rule:
+        load_workflow(file)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_workflow(file)
+    (problem,) = caught.value.problems
+    assert problem.path == f"nodes.draft.{path}"
+    assert rule in problem.rule
+
+
 def a_file(folder: Path, text: str, name: str = "review.yaml") -> Path:
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")

@@ -14,7 +14,8 @@ CatoError
 ├── QuotaError             the caller's tenant has used what it may for now (HTTP 429)
 ├── StartingError          the engines are not known yet (HTTP 503)
 ├── CapacityError          no replica can take the invocation now (HTTP 429)
-│   └── NotLoadedError     its model does not load on any card (HTTP 429)
+│   ├── NotLoadedError     its model does not load on any card (HTTP 429)
+│   └── RouterAwayError    the pool's router does not answer (HTTP 429)
 ├── PrefixUnknownError     the router does not have the session's prefix; send all of it
 ├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
@@ -241,6 +242,10 @@ class CapacityError(CatoError):
 
 class NotLoadedError(CapacityError):
     """The model failed to load on every accelerator tried."""
+
+
+class RouterAwayError(CapacityError):
+    """The pool's router did not answer for longer than a restart takes."""
 
 
 class PrefixUnknownError(CatoError):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cato.control.links import RETRY_S
 from cato.control.messages import Follow, Leased, Left, Offer, Told
-from cato.core.errors import CapacityError, LinkError, PrefixUnknownError
+from cato.core.errors import CapacityError, LinkError, PrefixUnknownError, RouterAwayError
 from cato.core.events import InvocationWithdrawn
 from cato.core.ids import InvocationId, PoolName
 from cato.core.pool.prefixes import difference
@@ -135,9 +135,9 @@ class LeaseLink:
             self._shards[0].tell(Follow(count > 1))
 
     async def lease(self, invocation: Invocation, model: str = "") -> Leased:
-        """Wait for a lease. Raise `CapacityError` when the router refuses or stays unreachable, or
-        the pool was removed, and `SupersededError` when a newer run of the buffer replaced the
-        call. A caller that cancels the wait withdraws the invocation."""
+        """Wait for a lease. Raise `CapacityError` when the router refuses or the pool was removed,
+        `RouterAwayError` when the router stays unreachable, and `SupersededError` when a newer run
+        of the buffer replaced the call. A caller that cancels the wait withdraws the invocation."""
         was_taken = False
         patience_s = PATIENCE_S + self._more_patience_s
         began_s = away_since_s = time.monotonic()
@@ -157,8 +157,9 @@ class LeaseLink:
             except (LinkError, _MovedError):
                 # The next incarnation of the router does not know this invocation: offer it again.
                 was_taken, away_since_s = True, time.monotonic()
-        why = REMOVED if self._is_closed else "its router does not answer"
-        raise CapacityError(self._pool, why, RETRY_AFTER_S)
+        if self._is_closed:
+            raise CapacityError(self._pool, REMOVED, RETRY_AFTER_S)
+        raise RouterAwayError(self._pool, "its router does not answer", RETRY_AFTER_S)
 
     def open(self) -> None:
         """Start connecting, so that the first offer need not wait."""

@@ -5,10 +5,10 @@ Continue the whole body). Details go into the header `X-CATO-Problem`. Conversat
 the token counts of a prompt that is too long, which agents read to compact the history, and an
 engine's reason for a refusal, since SDKs and agents show no headers.
 
-Statuses follow how real clients retry (measured): 429 for a full queue, a pool without replicas and
-a lost engine, since Codex retries a 503 30 times in 33 s; 503 while the server starts; 504 with
-`x-should-retry: false` for a missed deadline; never 408, 409, 422 or 529, and never the word
-"overloaded", which makes Continue retry five times.
+Statuses follow how real clients retry (measured): 429 for a full queue, a pool without replicas or
+router and a lost engine, since Codex retries a 503 30 times in 33 s; 503 while the server starts;
+504 with `x-should-retry: false` for a missed deadline; never 408, 409, 422 or 529, and never the
+word "overloaded", which makes Continue retry five times.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from cato.core.errors import (
     NotLoadedError,
     QuotaError,
     ReplicaLostError,
+    RouterAwayError,
     StartingError,
     UnknownNameError,
     WorkLimitError,
@@ -132,6 +133,12 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return Failure(
                 429, "This model cannot be loaded now; see X-CATO-Problem for the reason.",
                 "server_error", "model_not_loaded", problem=str(error),
+                headers=_soon(error.retry_after_s),
+            )  # fmt: skip
+        case RouterAwayError():
+            return Failure(
+                429, "This model's router does not answer now; try again in a moment.",
+                "server_error", "router_away", problem=str(error),
                 headers=_soon(error.retry_after_s),
             )  # fmt: skip
         case CapacityError():

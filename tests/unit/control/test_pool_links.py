@@ -16,11 +16,11 @@ from cato.control.messages import CODEC, Generate, Offer, Told
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import (
-    CapacityError,
     EngineError,
     LinkCallError,
     LinkError,
     ReplicaLostError,
+    RouterAwayError,
 )
 from cato.core.events import InvocationEnded, ReplicaProgressed, StreamLost
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
@@ -201,12 +201,12 @@ async def test_what_waits_outlives_the_router(tmp_path: Path) -> None:
     lives.end()
 
 
-async def test_a_router_that_stays_away_is_no_capacity(
+async def test_a_router_that_stays_away_is_reported_as_such(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_link, "PATIENCE_S", 0.2)
     lives.end()
-    with pytest.raises(CapacityError, match="does not answer"):
+    with pytest.raises(RouterAwayError, match="does not answer"):
         await LeaseLink(POOL, lives.dial).lease(an_invocation("i"))
 
 

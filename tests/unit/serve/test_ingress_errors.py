@@ -46,6 +46,7 @@ from cato.core.errors import (
     NotLoadedError,
     QuotaError,
     ReplicaLostError,
+    RouterAwayError,
     StartingError,
     UnknownNameError,
 )
@@ -115,6 +116,7 @@ def check_error_object(response: httpx.Response) -> dict[str, Any]:
         (CapacityError("full", "9 wait", 1.5), 429, "rate_limit_exceeded"),
         (CapacityError("down", "9 wait", 1.5), 429, "no_replica"),
         (NotLoadedError("full", "no config.json", 4.0), 429, "model_not_loaded"),
+        (RouterAwayError("full", "its router does not answer", 5.0), 429, "router_away"),
         (StartingError("no pool is known yet"), 503, "starting"),
         (QuotaError("requests per minute", 12.0), 429, "rate_limit_exceeded"),
         (QuotaError("tokens per month", 9e5, is_budget=True), 429, "insufficient_quota"),
@@ -169,6 +171,7 @@ def test_only_what_cannot_get_better_forbids_a_retry() -> None:
         (CapacityError("p", "full", 300.0), 40),
         (CapacityError("down", "9 wait", 1.0), 3),
         (NotLoadedError("p", "no config.json", 600.0), 40),
+        (RouterAwayError("p", "its router does not answer", 5.0), 5),
         (ReplicaLostError("r1", "gone"), 3),
         (EngineDeadError("killed", 503), 3),
     ],

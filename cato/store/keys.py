@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from cato.core.administration import (
     AddKey,
@@ -26,7 +26,7 @@ from cato.store import keyed
 from cato.store.connections import Connections
 from cato.store.errors import StoreCorruptError, StoreError, StoreUnavailableError
 from cato.store.rows import key_row, upsert
-from cato.store.schema import api_keys, audit, tenants, usage
+from cato.store.schema import api_keys, audit, spent_tokens, tenants
 
 # Lock on a PostgreSQL database for changes of keys; "KEYS" in ASCII.
 _KEYS_LOCK = 0x4B455953
@@ -189,12 +189,8 @@ class KeyTables(Connections):
 
     def access(self, month: str) -> Access:
         """Keys, tenants and used tokens for an ingress; `month` as 2026-11."""
-        tokens = func.sum(usage.c.prompt_tokens + usage.c.output_tokens)
-        query = (
-            select(usage.c.tenant, tokens)
-            .where(usage.c.day >= f"{month}-01", usage.c.day <= f"{month}-31")
-            .group_by(usage.c.tenant)
-        )
+        columns = spent_tokens.c
+        query = select(columns.tenant, columns.tokens).where(columns.month == month)
         with self._reading() as connection:
             spent = {tenant: int(n) for tenant, n in connection.execute(query)}
         keys, history = self.api_keys(), keyed.history(self._engine.url)

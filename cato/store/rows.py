@@ -35,6 +35,7 @@ from cato.store.schema import (
     reactions,
     receipts,
     rollouts,
+    spent_tokens,
     usage,
     usage_senders,
 )
@@ -94,6 +95,7 @@ class Rows:
         if used:
             rows = [asdict(one) for one in used.values()]
             connection.execute(upsert(connection, usage, is_sum=True), rows)
+            connection.execute(upsert(connection, spent_tokens, is_sum=True), _spent(used.values()))
         if self._card_s:
             held = [{"day": d, "model": m, "card_s": s} for (d, m), s in self._card_s.items()]
             connection.execute(upsert(connection, card_time, is_sum=True), held)
@@ -124,6 +126,15 @@ class Rows:
 
     def _replace(self, table: Table, key: object, row: Row) -> None:
         self._latest.setdefault(table, {})[key] = row
+
+
+def _spent(used: Iterable[Usage]) -> list[Row]:
+    """The tokens of each tenant, by month."""
+    tokens: dict[tuple[str, str], int] = {}
+    for one in used:
+        name = one.day[:7], one.tenant
+        tokens[name] = tokens.get(name, 0) + one.prompt_tokens + one.output_tokens
+    return [{"month": m, "tenant": t, "tokens": n} for (m, t), n in sorted(tokens.items())]
 
 
 def readable(what: str, parse: Callable[[Any], T], rows: Iterable[Any]) -> tuple[T, ...]:

@@ -190,6 +190,15 @@ usage = Table(
     Column("output_tokens", BigInteger, nullable=False),
 )
 
+# Sums of `usage` by month (as 2026-11), added to with it. Ingresses ask for them twice a second.
+spent_tokens = Table(
+    "spent_tokens",
+    metadata,
+    Column("month", String, primary_key=True),
+    Column("tenant", String, primary_key=True),
+    Column("tokens", BigInteger, nullable=False),
+)
+
 # The highest parcel of each ingress replica whose usage is counted, and its last day.
 usage_senders = Table(
     "usage_senders",

@@ -233,6 +233,10 @@ def test_a_store_of_the_first_release_opens_with_all_it_holds(tmp_path: Path) ->
     path = tmp_path / "metadata.db"
     connection = sqlite3.connect(path)
     connection.executescript(STORE_OF_0011.read_text(encoding="utf-8"))
+    for day in ("2026-10-31", "2026-11-01", "2026-11-30"):
+        day_of_usage = (day, "a", "k", "t", "m", 1, 10, 2, 5)
+        connection.execute(f"INSERT INTO usage VALUES {day_of_usage}")
+    connection.commit()
     connection.close()
     with closing(MetadataStore.open(path)) as store:
         assert store.learnt() == Learnt((a_mean(1.5),), (ERRORS,), (a_sample(),), (STAGES,))
@@ -242,6 +246,9 @@ def test_a_store_of_the_first_release_opens_with_all_it_holds(tmp_path: Path) ->
         assert [k.tenant for k in store.api_keys()] == ["blue"]
         assert [a.adapter.source for a in store.adapters()] == ["/lora/a"]
         assert [e.action for e in store.audit()] == ["adapter.add", "key.create", "tenant.limit"]
+        assert store.access("2026-11").spent_tokens == {"a": 30}
+        store.write([a_parcel(Usage("2026-11-30", "a", "k", "t", "m", 1, 4, 0, 3))])
+        assert store.access("2026-11").spent_tokens == {"a": 37}
         store.write([a_sample(11)])
         assert len(store.learnt().samples) == 2
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
@@ -258,7 +265,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*supports up to 0013.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*supports up to 0014.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1
@@ -377,6 +384,7 @@ def test_a_parcel_of_usage_is_counted_once_however_often_it_comes(store: Metadat
     store.write([parcel(1, 1), parcel(2, 2), parcel(1, 1)])
     store.write([parcel(1, 1), parcel(2, 2), parcel(3, 4), parcel(1, 8, "two")])
     store.write([parcel(3, 4)])
+    assert store.access("2026-11").spent_tokens == {"a": 30}
     assert [(u.key, u.requests, u.prompt_tokens) for u in store.usage(None)] == [
         ("k", 4, 15), ("other", 4, 15),
     ]  # fmt: skip

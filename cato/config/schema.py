@@ -32,10 +32,10 @@ from cato.core.ids import PoolName
 from cato.core.prices import NO_PRICES
 from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
-    RECEIPTS_PER_S,
     BatchLimits,
     BatchSpec,
     IngressSpec,
+    Kept,
     OutputCaps,
     PoolPolicies,
     PoolScaling,
@@ -55,8 +55,12 @@ class EnginesArgs(StrictModel):
     store: NonEmpty | None = None
     """The metadata store: a file or a `postgresql://` URL. Default: `CATO_STORE`, else a file in
     the state folder."""
-    receipts_per_s: float = Field(default=RECEIPTS_PER_S, gt=0)
+    receipts_per_s: float = Field(default=Kept().receipts_per_s, gt=0)
     """Most receipts stored per second; runs beyond it are only counted."""
+    usage_days: int = Field(default=Kept().usage_days, ge=62, le=36_500)
+    """Days for which usage and accelerator time are kept."""
+    audit_days: int = Field(default=Kept().audit_days, ge=400, le=36_500)
+    """Days for which the log of changes to keys, tenants, models and rollouts is kept."""
     models: dict[PublicName, ModelArgs] = Field(min_length=1)
     """All models by the name that clients use."""
     pools: dict[Name, PoolArgs] = Field(default_factory=dict)
@@ -94,9 +98,8 @@ class EnginesArgs(StrictModel):
             for name, pool in self.pools.items()
         )
         shared = tuple(p.to_spec(name, self.models) for name, p in self.shared_pools.items())
-        return Topology(
-            tuple(pools), self.profiles, self.event_log, self.store, shared, self.receipts_per_s
-        )
+        kept = Kept(self.receipts_per_s, self.usage_days, self.audit_days)
+        return Topology(tuple(pools), self.profiles, self.event_log, self.store, shared, kept)
 
 
 class OutputCapsArgs(StrictModel):

@@ -22,7 +22,7 @@ from cato.core.receipt import SlaReceipt, TrafficArm
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutBook, RolloutOrder, action_of
 from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
-from cato.core.topology import RECEIPTS_PER_S
+from cato.core.topology import Kept
 from cato.core.usage_outbox import UsageParcel
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
@@ -30,7 +30,7 @@ from cato.profiles.schema import ProfileFile
 from cato.serve.ingress.feedback import Feedback
 from cato.store.errors import StoreError, StoreUnavailableError
 from cato.store.location import default_location
-from cato.store.records import KeptReceipt, Learnt, Record
+from cato.store.records import KeptReceipt, Learnt, Limits, Record
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
 from cato.telemetry.recent import RecentOverview, RecentRuns
@@ -82,7 +82,7 @@ class Profiler:
         self._recent = RecentRuns()
         self._receipts: OrderedDict[tuple[str, str], SlaReceipt] = OrderedDict()
         self._learning = Learning()
-        self._receipts_per_s = RECEIPTS_PER_S
+        self._receipts_per_s = Kept().receipts_per_s
         self._second, self._kept_in_it = 0, 0
         self._earlier: Learnt | None = None
         self._has_earlier = False
@@ -114,9 +114,11 @@ class Profiler:
         self._learning.refit_when_due()
         return self._id
 
-    async def keep_receipts(self, per_s: float) -> None:
-        """Above this rate, runs are only counted: no receipt is kept and nothing is learnt."""
-        self._receipts_per_s = per_s
+    async def keep(self, kept: Kept) -> None:
+        """Above `kept.receipts_per_s`, runs are only counted: no receipt is kept and nothing is
+        learnt. Until the first call, usage and the audit log are kept however old they are."""
+        self._receipts_per_s = kept.receipts_per_s
+        self._writer.limits = Limits(usage_days=kept.usage_days, audit_days=kept.audit_days)
 
     def _is_kept(self, now_s: float) -> bool:
         """Whether this is among the first `per_s` runs of the current second."""

@@ -505,8 +505,18 @@ class SharedPoolSpec:
         return tuple(d for d in self.deployments if hosted.fits(d))
 
 
-# One core keeps four times as many.
-RECEIPTS_PER_S = 1000.0
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the metadata store keeps.
+
+    Receipts of at most `receipts_per_s` runs are kept and learned from; all runs are counted. One
+    core keeps four times as many as by default. Usage and accelerator time are kept for
+    `usage_days`, the audit log for `audit_days`.
+    """
+
+    receipts_per_s: float = 1000.0
+    usage_days: int = 400
+    audit_days: int = 1_100
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,8 +524,7 @@ class Topology:
     """Everything the `engines` application runs.
 
     `event_log`: the folder where every router logs its events and commands (None: no log). `store`:
-    file or URL of the metadata store (None: `cato.store.location.default_location`). Receipts of at
-    most `receipts_per_s` runs are kept and learned from; all runs are counted.
+    file or URL of the metadata store (None: `cato.store.location.default_location`).
     """
 
     pools: tuple[PoolSpec, ...]
@@ -523,7 +532,7 @@ class Topology:
     event_log: str | None = None
     store: str | None = None
     shared_pools: tuple[SharedPoolSpec, ...] = ()
-    receipts_per_s: float = RECEIPTS_PER_S
+    kept: Kept = Kept()
 
     def with_adapters(self, added: Mapping[ModelName, Sequence[AdapterSpec]]) -> Topology:
         """With adapters `added` to each base, as far as their names and places are free."""

@@ -159,7 +159,7 @@ class ControlPlane:
                 for pool in self._topology.pools
                 for router in actors.routers_of(pool)
             ),
-            tell(actors.PROFILER, "keep_receipts", self._topology.receipts_per_s),
+            tell(actors.PROFILER, "keep", self._topology.kept),
             tell(
                 actors.EVICTION_MANAGER,
                 "register",

@@ -108,7 +108,9 @@ class Limits:
 
     `samples_per_node` is per task, node and model. All `samples` together are read in seconds, by a
     Profiler that needs 300 MB for it; models that are gone leave theirs behind. 20,000 receipts of
-    5 kB are 100 MB. A sender of usage is forgotten `sender_days` after its last parcel.
+    5 kB are 100 MB. A sender of usage is forgotten `sender_days` after its last parcel. Usage,
+    accelerator time and the audit log are kept for ever where no days are set. Of each table at
+    most `old_rows` rows are deleted at once, so that no other call waits for long.
     """
 
     receipts: int = 20_000
@@ -119,3 +121,6 @@ class Limits:
     runs_per_task: int = 200
     documents_per_profile: int = 20
     sender_days: int = 30
+    usage_days: int | None = None
+    audit_days: int | None = None
+    old_rows: int = 1_000

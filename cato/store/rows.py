@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any, TypeVar, assert_never
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, Table, delete, func, insert, select
+from sqlalchemy import Column, Connection, Table, delete, func, insert, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cato.core.administration import shown_key
@@ -244,6 +244,14 @@ def keep_newest(connection: Connection, table: Table, kept: int, per: Sequence[A
     ranked = select(table.c.id, age).subquery()
     old = select(ranked.c.id).where(ranked.c.age > kept)
     connection.execute(delete(table).where(table.c.id.in_(old)))
+
+
+def drop_oldest(connection: Connection, column: Column[Any], first: object, most: int) -> None:
+    """Delete up to `most` rows whose `column` is below `first`."""
+    table = column.table
+    names = list(table.primary_key.columns)
+    old = select(*names).where(column < first).order_by(column).limit(most)
+    connection.execute(delete(table).where(tuple_(*names).in_(old)))
 
 
 def stages_json(graph: SuperGraph) -> str:

@@ -208,7 +208,7 @@ usage_senders = Table(
     Column("day", String, nullable=False),
 )
 
-# Rows are only added: triggers reject updates and deletes.
+# Rows are only added: triggers reject updates, and deletes of entries of the last 365 days.
 audit = Table(
     "audit",
     metadata,

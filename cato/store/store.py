@@ -20,6 +20,7 @@ from cato.store.records import Learnt, Limits, Reaction, Record
 from cato.store.rows import (
     ROLLOUT,
     Rows,
+    drop_oldest,
     errors_of,
     keep_newest,
     mean_of,
@@ -28,6 +29,7 @@ from cato.store.rows import (
     stages_of_row,
 )
 from cato.store.schema import (
+    audit,
     card_time,
     dag_runs,
     length_samples,
@@ -36,6 +38,7 @@ from cato.store.schema import (
     reactions,
     receipts,
     rollouts,
+    spent_tokens,
     usage,
     usage_senders,
 )
@@ -98,9 +101,16 @@ class MetadataStore(KeyTables, CatalogTables):
                 connection.execute(delete(at_s.table).where(at_s <= newest.scalar_subquery()))
             too_old = receipts.c.ended_at_s < now_s - limits.receipt_age_s
             connection.execute(delete(receipts).where(too_old))
-            last_day = datetime.fromtimestamp(now_s, UTC).date() - timedelta(limits.sender_days)
-            gone = usage_senders.c.day < last_day.isoformat()
-            connection.execute(delete(usage_senders).where(gone))
+            last_day = _days_before(now_s, limits.sender_days)
+            connection.execute(delete(usage_senders).where(usage_senders.c.day < last_day))
+            if limits.usage_days is not None:
+                first_day = _days_before(now_s, limits.usage_days)
+                for table in (usage, card_time):
+                    drop_oldest(connection, table.c.day, first_day, limits.old_rows)
+                drop_oldest(connection, spent_tokens.c.month, first_day[:7], limits.old_rows)
+            if limits.audit_days is not None:
+                first_s = now_s - limits.audit_days * 86_400.0
+                drop_oldest(connection, audit.c.at_s, first_s, limits.old_rows)
 
     def learnt(self) -> Learnt:
         """All learnt values that can be read."""
@@ -178,3 +188,8 @@ class MetadataStore(KeyTables, CatalogTables):
             return tuple(map(turn_usage, map(json.loads, found)))
         except (LookupError, TypeError, ValueError) as exc:
             raise StoreCorruptError(self.name, f"a receipt of {session} is unreadable") from exc
+
+
+def _days_before(now_s: float, days: int) -> str:
+    """The day that many days ago, as 2026-11-30."""
+    return (datetime.fromtimestamp(now_s, UTC).date() - timedelta(days)).isoformat()

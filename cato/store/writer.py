@@ -67,7 +67,7 @@ class StoreWriter:
         self._location = location
         self._on_open = on_open
         self._settings = settings or WriterSettings()
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()  # may be replaced at any time
         self._waiting: deque[Record] = deque()
         self._parcels: deque[UsageParcel] = deque()  # never dropped: bills are made of them
         # The highest number of each sender of usage that this writer has stored.
@@ -187,7 +187,7 @@ class StoreWriter:
             self._write_to(store, batch)
             now_s = time.time()
             if now_s - self._pruned_at_s >= self._settings.prune_every_s:
-                store.prune(self._limits, now_s)
+                store.prune(self.limits, now_s)
                 self._pruned_at_s = now_s
         except StoreCorruptError as error:
             store.set_aside(error.problem)

@@ -16,6 +16,7 @@ from store_kit import MODEL, NODE, TASK, a_receipt, an_execution, facts
 from cato.control.profiler import Profiler
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import WITHHELD, SlaReceipt
+from cato.core.topology import Kept
 from cato.estimators.prompt_features import Asked, features_of
 
 T = TypeVar("T")
@@ -245,7 +246,7 @@ async def test_a_store_of_a_later_version_is_left_alone(life: Alive, path: Path)
 
 async def test_above_a_rate_runs_are_counted_and_no_receipt_is_kept(life: Alive) -> None:
     async with life() as profiler:
-        await profiler.keep_receipts(2)
+        await profiler.keep(Kept(receipts_per_s=2))
         receipts = [a_receipt(an_execution(llm=facts()), id=f"r{n}") for n in range(5)]
         await seen(profiler, receipts)
         kept = [await profiler.receipt(f"r{n}", "") for n in range(5)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,16 +17,17 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from kits.builders import a_parcel
-from sqlalchemy import Connection, create_engine, event, make_url, select
+from sqlalchemy import Connection, create_engine, event, insert, literal, make_url, select, update
 from sqlalchemy.exc import OperationalError
 from store_kit import NODE, TASK, a_mean, a_receipt, a_sample, an_execution, facts, rows
 
 from cato.config.places import RUN_DIR_VARIABLE, STATE_VARIABLE
+from cato.core.administration import SetTenant
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import PoolErrors
 from cato.core.ids import ModelName, PoolName, TaskName
 from cato.core.receipt import WITHHELD
-from cato.core.tenancy import Usage
+from cato.core.tenancy import CardTime, Tenant, Usage
 from cato.core.topology import AdapterSpec
 from cato.core.usage_outbox import UsageParcel
 from cato.estimators.dag_match import FROM_USER, SuperGraph, SuperNode
@@ -40,7 +42,7 @@ from cato.store.errors import (
 )
 from cato.store.location import STORE_VARIABLE, default_location, store_url
 from cato.store.records import AddedAdapter, KeptReceipt, Learnt, Limits
-from cato.store.schema import metadata, usage_senders
+from cato.store.schema import audit, metadata, usage_senders
 from cato.store.store import MetadataStore
 
 POSTGRES_VARIABLE = "CATO_TEST_POSTGRES"
@@ -218,6 +220,44 @@ def test_old_receipts_go_however_few_there_are(store: MetadataStore) -> None:
     assert store.receipt("new", None) is not None
 
 
+def test_old_usage_goes_in_small_steps_once_its_days_are_known(store: MetadataStore) -> None:
+    for day in ("2025-10-25", "2025-10-26", "2025-10-27", "2026-11-30"):
+        store.write([a_parcel(Usage(day, "a", "k", "t", "m", 1, 10)), CardTime(day, "m", 60.0)])
+    now_s = datetime(2026, 11, 30, tzinfo=UTC).timestamp()
+    store.prune(Limits(), now_s)
+    assert len(store.usage(None)) == len(store.card_time()) == 4
+    limits = Limits(usage_days=400, old_rows=1)
+    store.prune(limits, now_s)
+    assert [u.day for u in store.usage(None)] == ["2025-10-26", "2025-10-27", "2026-11-30"]
+    assert store.access("2025-10").spent_tokens == {"a": 30}
+    for _ in range(3):
+        store.prune(replace(limits, usage_days=100), now_s)
+    assert store.access("2025-10").spent_tokens == {}
+    assert [u.day for u in store.usage(None)] == ["2026-11-30"]
+    assert [held.day for held in store.card_time()] == ["2026-11-30"]
+    assert store.access("2026-11").spent_tokens == {"a": 10}
+
+
+def test_the_audit_log_is_kept_for_its_days_and_a_year_whatever_they_are(location: str) -> None:
+    now_s = time.time()
+    with closing(MetadataStore.open(location)) as store:
+        for tenant in ("old", "middle", "new"):
+            store.administer(SetTenant(Tenant(tenant)), "test")
+        with store._transaction() as connection:
+            for entry, days in ((1, 1_200), (2, 800)):
+                at_s = now_s - days * 86_400.0
+                copied = select(literal(entry + 10), literal(at_s), *audit.c[2:])
+                found = copied.where(audit.c.id == entry)
+                connection.execute(insert(audit).from_select(list(audit.c), found))
+        store.prune(Limits(audit_days=1_100), now_s)
+        assert sorted(e.id for e in store.audit()) == [1, 2, 3, 12]
+        with pytest.raises(StoreError, match="append-only"):
+            store.prune(Limits(audit_days=0), now_s + 1.0)
+        with pytest.raises(StoreError, match="append-only"), store._transaction() as connection:
+            connection.execute(update(audit).values(who="nobody"))
+        assert sorted(e.id for e in store.audit()) == [1, 2, 3, 12]
+
+
 # Schema
 
 
@@ -265,7 +305,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*supports up to 0014.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*supports up to 0015.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1

@@ -102,6 +102,9 @@ class SignInArgs(StrictModel):
         Field(min_length=1),
     ] = Field(default_factory=lambda: list(ALGORITHMS))  # type: ignore[arg-type]  # fmt: skip
     skew_s: Annotated[Duration, Field(ge=0, le=300)] = Field(default=30.0, alias="clock_skew")
+    after_s: Annotated[Duration, Field(ge=0, le=7 * 86_400)] = Field(
+        default=86_400.0, alias="batches_after_token"
+    )
     client_id: str = ""
     scope: NonEmpty = DEFAULT_SCOPE
 

@@ -42,8 +42,9 @@ class SignInSpec:
 
     A token must be for one of the `audiences`. The first of `groups` that contains the person
     decides; without one the person is refused. `groups_claim` is a claim, or a path such as
-    `realm_access.roles`. `skew_s` is the allowed clock error of the provider. With a `client_id`
-    people sign in on the status page.
+    `realm_access.roles`. `skew_s` is the allowed clock error of the provider. A person's batches go
+    on for `after_s` after the end of the token that made them. With a `client_id` people sign in on
+    the status page.
     """
 
     issuer: str
@@ -52,6 +53,7 @@ class SignInSpec:
     groups_claim: str = "groups"
     algorithms: tuple[str, ...] = ALGORITHMS
     skew_s: float = 30.0
+    after_s: float = 86_400.0
     client_id: str = ""
     scope: str = DEFAULT_SCOPE
 
@@ -59,6 +61,10 @@ class SignInSpec:
         """The rights of a verified token's claims; None: no access."""
         groups = self._groups_of(claims)
         return next((rights for rights in self.groups if rights.group in groups), None)
+
+    def of_group(self, group: str) -> GroupRights | None:
+        """The rights of the members of `group`; None: no access."""
+        return next((rights for rights in self.groups if rights.group == group), None)
 
     def _groups_of(self, claims: Mapping[str, object]) -> frozenset[str]:
         found = claims.get(self.groups_claim)

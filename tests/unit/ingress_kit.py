@@ -164,9 +164,9 @@ def workflows_of(folder: Path, *texts: str) -> dict[TaskName, Workflow]:
     return dict(load_workflows(folder))
 
 
-def an_access(access: Access = Access()) -> AccessControl:  # noqa: B008  # frozen
+def an_access(access: Access = Access(), **settings: Any) -> AccessControl:  # noqa: B008  # frozen
     """An access control that knows `access`."""
-    control = AccessControl()
+    control = AccessControl(**settings)
     control.learn(access)
     return control
 

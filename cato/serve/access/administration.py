@@ -68,7 +68,8 @@ def check_has_room(caller: Caller, keys: Iterable[ApiKey]) -> None:
 
 def check_may_give(caller: Caller, key: ApiKey) -> None:
     """Raise `AccessError` when `caller` may not make `key`: a tenant admin grants at most its own
-    rights, within its tenant."""
+    rights, within its tenant, and no longer than its own key is valid. Keys that a person makes may
+    outlive the token, which ends in minutes."""
     if caller.role is Role.OPERATOR:
         return
     is_within = (
@@ -86,6 +87,19 @@ def check_may_give(caller: Caller, key: ApiKey) -> None:
             403, "beyond_own_rights",
             "A tenant admin can only create keys of its own tenant, with at most its own rights.",
         )  # fmt: skip
+    last_s = last_end_s(caller)
+    if last_s is not None and (key.expires_at_s is None or key.expires_at_s > last_s):
+        raise AccessError(
+            403, "beyond_own_rights",
+            "A tenant admin's key that ends can only create keys that end no later: set fewer "
+            "days, or leave them out for the same end.", param="days",
+        )  # fmt: skip
+
+
+def last_end_s(caller: Caller) -> float | None:
+    """The latest end of the keys that `caller` may make; None: they need not end."""
+    is_bound = caller.role is Role.TENANT_ADMIN and not caller.is_person
+    return caller.expires_at_s if is_bound else None
 
 
 def _is_part(given: tuple[str, ...], own: tuple[str, ...]) -> bool:

@@ -13,7 +13,9 @@ class Caller:
     """Who sends a request and what it may ask for; without a key, everything.
 
     `key` is the public part of an API key, or `oidc:` and the subject of a token; `name` is for
-    display. `sla_class` is the most urgent class that it may claim; empty: any.
+    display. `sla_class` is the most urgent class that it may claim; empty: any. The key or token
+    ends at `expires_at_s`, in seconds since the epoch (None: never). `group` gave a person its
+    rights.
     """
 
     key: str = ""
@@ -27,13 +29,20 @@ class Caller:
     bounds: tuple[tuple[str, int], ...] = ()
     session_target_s: float | None = None
     name: str = ""
+    expires_at_s: float | None = None
+    group: str = ""
+
+    @property
+    def is_person(self) -> bool:
+        """Whether a token of the identity provider was sent, not a key."""
+        return self.key.startswith("oidc:")
 
     @property
     def who(self) -> str:
         """The caller's name in the audit log."""
         if not self.key:
             return "local"
-        who = self.key if self.key.startswith("oidc:") else f"key:{self.key}"
+        who = self.key if self.is_person else f"key:{self.key}"
         return f"{who} ({self.name})" if self.name else who
 
     @property

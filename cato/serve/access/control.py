@@ -153,13 +153,30 @@ class AccessControl:
 
     def renewed(self, caller: Caller) -> Caller | None:
         """`caller`, admitted earlier, with its current rights; None when its key is gone, or it had
-        none and now needs one. A caller with a token is returned unchanged."""
-        if self._rule is KeyRule.IGNORED or ":" in caller.key:
+        none and now needs one.
+
+        The rights of a person are now those of the group that it was in. None when the deployment
+        does not admit the group any more, or the token ended too long ago (`SignInSpec.after_s`):
+        the provider cannot be asked who is still in a group.
+        """
+        if self._rule is KeyRule.IGNORED:
             return caller
+        if caller.is_person:
+            return self._person_again(caller)
         if not caller.key:
             return None if self._needs_key or self._rule is KeyRule.REQUIRED else caller
         key = self._keys.get(caller.key)
         return None if key is None or not key.is_valid(self._clock()) else self._as_caller(key)
+
+    def _person_again(self, caller: Caller) -> Caller | None:
+        spec = None if self.sign_in is None else self.sign_in.spec
+        rights = None if spec is None else spec.of_group(caller.group)
+        if spec is None or rights is None or rights.tenant != caller.tenant:
+            return None
+        ends_at_s = caller.expires_at_s or 0.0
+        if self._clock() >= ends_at_s + spec.after_s:
+            return None
+        return self._caller_of(Person(caller.key, rights, ends_at_s, caller.name))
 
     def _as_caller(self, key: ApiKey) -> Caller:
         return Caller(
@@ -174,6 +191,7 @@ class AccessControl:
             key.bounds,
             key.session_target_s,
             key.name,
+            key.expires_at_s,
         )
 
     def _caller_of(self, person: Person) -> Caller:
@@ -188,6 +206,8 @@ class AccessControl:
             self._weight_of(rights.tenant),
             rights.role,
             name=person.name,
+            expires_at_s=person.ends_at_s,
+            group=rights.group,
         )
 
     def _weight_of(self, tenant: str) -> float:

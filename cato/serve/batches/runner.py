@@ -37,6 +37,7 @@ MAX_TRIES = 3
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 KEEP_PROGRESS_S = 1.0
 REVOKED = "key_revoked"
+NOT_MADE = "The request was not made: the key or sign-in that made the batch is no longer valid."
 
 
 def new_request_id() -> str:
@@ -287,7 +288,7 @@ class _BatchRun:
                 "body": answer.body,
             }
         if answer.error:
-            result["error"] = {"code": answer.error, "message": "The request was not made."}
+            result["error"] = {"code": answer.error, "message": NOT_MADE}
         file = self._out if answer.is_good else self._errors
         file.write(json.dumps(result) + "\n")
         file.flush()

@@ -30,6 +30,7 @@ from cato.serve.access.administration import (
     admin,
     check_has_room,
     check_may_give,
+    last_end_s,
     with_secret,
 )
 from cato.serve.access.caller import Caller
@@ -129,7 +130,8 @@ def _add_keys(router: APIRouter, desk: _Desk) -> None:
     @router.post("/keys", **document.NEW_KEY)
     async def create(request: Request) -> Response:
         """Create an API key; only this response contains its secret. A tenant admin cannot grant
-        more rights than its own key has."""
+        more rights than its own key has, nor for longer: without `days` the new key
+        ends with it."""
         caller = desk.changing(request)
         wanted = wanted_key(desk.ingress, caller, await desk.body_of(request))
         check_may_give(caller, wanted)
@@ -140,8 +142,8 @@ def _add_keys(router: APIRouter, desk: _Desk) -> None:
 
     @router.post("/keys/{key}/rotate", **document.ROTATED_KEY)
     async def rotate(request: Request, key: str) -> Response:
-        """Replace a key by a new one with the same rights and no expiry; the old key stays valid
-        for `hours`."""
+        """Replace a key by a new one with the same rights and no expiry, or that of the tenant
+        admin's key that asks; the old key stays valid for `hours`."""
         caller = desk.changing(request)
         body = await desk.body_of(request)
         known_keys(body, ("hours",), '{"hours": number}')
@@ -149,12 +151,13 @@ def _add_keys(router: APIRouter, desk: _Desk) -> None:
         old = await desk.known(caller, key)
         if old is None:
             return answer(request, UNKNOWN_KEY)
-        check_may_give(caller, old)
+        renewed = replace(old, expires_at_s=last_end_s(caller))
+        check_may_give(caller, renewed)
         check_has_room(caller, (await records.access()).keys)
         now_s = time.time()
         if not old.is_valid(now_s):
             raise InputError("this key has ended; create a new one", "key")
-        secret, new = with_secret(replace(old, expires_at_s=None), now_s)
+        secret, new = with_secret(renewed, now_s)
         ends_at_s = now_s + 3600 * (ROTATION_HOURS if hours is None else hours)
         done = await records.administer(RotateKey(key, new, ends_at_s), caller.who, caller.sees)
         if done is None:

@@ -9,7 +9,13 @@ from starlette.requests import Request
 
 from cato.core.errors import InputError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant
-from cato.serve.access.administration import MAX_DAYS, MAX_LIMIT, MAX_WEIGHT, TENANT_NAME
+from cato.serve.access.administration import (
+    MAX_DAYS,
+    MAX_LIMIT,
+    MAX_WEIGHT,
+    TENANT_NAME,
+    last_end_s,
+)
 from cato.serve.access.caller import Caller
 from cato.serve.ingress.body import (
     known_keys,
@@ -52,7 +58,7 @@ def limits_of(name: str, body: dict[str, object]) -> Tenant:
 
 def wanted_key(ingress: Ingress, caller: Caller, body: dict[str, object]) -> ApiKey:
     """The key that a body asks for, without an id yet; one made by a tenant admin inherits its
-    bounds."""
+    bounds and, without `days`, the end of its key."""
     known_keys(body, KEY_FIELDS, f"fields among {', '.join(KEY_FIELDS)}")
     tenant = text_field(body, "tenant") or caller.tenant
     if not TENANT_NAME.fullmatch(tenant):
@@ -87,7 +93,7 @@ def wanted_key(ingress: Ingress, caller: Caller, body: dict[str, object]) -> Api
         tasks=tasks,
         models=models,
         default_task=default_task,
-        expires_at_s=None if days is None else time.time() + 86_400 * days,
+        expires_at_s=last_end_s(caller) if days is None else time.time() + 86_400 * days,
         role=Role(role),
         bounds=bounds,
         session_target_s=None if minutes is None else 60 * minutes,

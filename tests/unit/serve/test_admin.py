@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from cato.control.profiler import Profiler
 from cato.core.administration import AddKey, EndKey, OpenWithoutKeys, SetTenant
 from cato.core.tenancy import ApiKey, Role, Tenant
 from cato.serve.access import administration
+from cato.serve.access.administration import check_may_give
+from cato.serve.access.caller import Caller
 from cato.serve.access.control import AccessControl
 from cato.serve.ingress.bounds import NAMES
 from cato.store.errors import StoreError
@@ -137,6 +140,34 @@ async def test_a_tenant_admin_gives_no_more_than_it_has(
         assert (status, refused["error"]["code"]) == (403, "beyond_own_rights")
         within = {"sla": "standard", "tasks": ["code-completion"], "models": ["sim-fast"]}
         assert (await office.ask(lead, "POST", "keys", within))[0] == 200
+
+
+async def test_keys_made_with_a_key_that_ends_end_no_later(tmp_path: Path) -> None:
+    ends_at_s = time.time() + 10 * 86_400
+    lead, key = a_key("red", **LEAD, expires_at_s=ends_at_s)
+    _, old = a_key("red")
+    async with an_office(tmp_path, key, old) as office:
+        status, refused = await office.ask(lead, "POST", "keys", {"days": 11})
+        assert (status, refused["error"]["code"], refused["error"]["param"]) == (
+            403, "beyond_own_rights", "days",
+        )  # fmt: skip
+        assert "days" in refused["error"]["message"]
+        _, same = await office.ask(lead, "POST", "keys", {})
+        _, sooner = await office.ask(lead, "POST", "keys", {"days": 9})
+        _, rotated = await office.ask(lead, "POST", f"keys/{old.id}/rotate", {})
+    assert same["expires_at_s"] == rotated["expires_at_s"] == ends_at_s
+    assert sooner["expires_at_s"] < ends_at_s
+
+
+async def test_keys_made_with_a_token_or_an_operators_key_may_outlive_it(tmp_path: Path) -> None:
+    boss, key = a_key("platform", role=Role.OPERATOR, expires_at_s=time.time() + 60)
+    async with an_office(tmp_path, key) as office:
+        _, made = await office.ask(boss, "POST", "keys", {"tenant": "red"})
+    assert made["expires_at_s"] is None
+    person = Caller(
+        "oidc:u-1", "red", "batch", role=Role.TENANT_ADMIN, expires_at_s=time.time() + 60
+    )
+    check_may_give(person, ApiKey("id", "", "red", sla_class="batch"))
 
 
 async def test_a_tenant_admin_makes_no_more_changes_and_keys_than_the_store_has_room_for(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ import httpx
 import openai
 import pytest
 from ingress_kit import COMPLETION, Kit, a_fast_pool, a_pool, an_access, running, until
+from sign_in_kit import SPEC, Provider
 
 from cato.core.tenancy import Access, ApiKey, Role, Tenant
 from cato.core.topology import BatchLimits
@@ -256,6 +258,51 @@ async def test_a_batch_ends_with_its_key(tmp_path: Path) -> None:
     assert (found.id, found.failed) == (batch["id"], 1)
     assert json.loads(line)["error"]["code"] == "key_revoked"
     assert kit.records.receipts == {}
+
+
+async def test_the_batch_of_a_person_ends_a_while_after_its_token(tmp_path: Path) -> None:
+    provider, now_s = Provider(), [time.time()]
+    spec = replace(SPEC, after_s=3600.0)
+    access = an_access(Access(), sign_in=provider.sign_in(spec), clock=lambda: now_s[0])
+    room = a_room(tmp_path)
+    async with (
+        running(
+            tmp_path, a_fast_pool(), workflows=(COMPLETION,), access=access, batches=room
+        ) as kit,
+        kit.http() as http,
+    ):
+        http.headers["Authorization"] = f"Bearer {provider.token()}"  # valid for 300 s
+        first = await begun(http, jsonl(a_line("one")))
+        async with at_work(a_runner(kit, room, access)):
+            now_s[0] += 3600.0
+            assert (await over(http, first["id"]))["status"] == "completed"
+        await begun(http, jsonl(a_line("two")))
+        now_s[0] += 300.0 + spec.skew_s + 60.0
+        async with at_work(a_runner(kit, room, access)):
+            folder = TenantFolder.of(room.root, "red")
+            await until(lambda: all(b.is_over for b in folder.batches()), within_s=20)
+        (late,) = (b for b in folder.batches() if b.id != first["id"])
+        (line,) = folder.content(late.error_file_id).read_text().splitlines()
+    assert json.loads(line)["error"]["code"] == "key_revoked"
+
+
+async def test_a_batch_of_a_person_has_the_rights_that_its_group_has_now(tmp_path: Path) -> None:
+    provider = Provider()
+    access = an_access(Access(), sign_in=provider.sign_in())
+    person = await access.person(provider.token())
+    caller = access.caller("", is_local=False, person=person)
+    assert access.renewed(caller) == caller
+    red = SPEC.of_group("red")
+    assert red is not None
+    for groups, tasks in (
+        ((replace(red, tasks=("summary",)),), ("summary",)),
+        ((replace(red, tenant="blue"),), None),
+        ((replace(red, group="other"),), None),
+    ):
+        changed = an_access(Access(), sign_in=provider.sign_in(replace(SPEC, groups=groups)))
+        again = changed.renewed(caller)
+        assert (None if again is None else again.tasks) == tasks
+    assert an_access(Access()).renewed(caller) is None, "nobody signs in any more"
 
 
 async def test_a_paused_server_begins_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,12 @@ from cato.cli.cluster import served_here
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.lines import with_lines
 from cato.core.baseline import warning
-from cato.core.budgets import NodeEstimate
 from cato.core.errors import ConfigError
-from cato.core.estimates import Baselines
-from cato.core.ids import NodeId, TaskName
+from cato.core.estimates import Baselines, ByModel, estimates_of
+from cato.core.ids import TaskName
+from cato.core.topology import model_called
 from cato.core.words import counted
-from cato.serve.preflight import problems_of_names
+from cato.serve.preflight import models_of, problems_of_names
 from cato.workflows.json_schema import workflow_json_schema
 from cato.workflows.load import files_of_workflows, load_workflow, load_workflows
 
@@ -76,12 +77,24 @@ def check(
                 style="green",
                 markup=False,
             )
-            if low := warning(workflow, measured.get(workflow.name, {})):
+            by_model = measured.get(workflow.name, {})
+            known = estimates_of(workflow, by_model, partial(_called, deploy, by_model))
+            if low := warning(workflow, known):
                 console.print(f"{path}: {low}", style="yellow", markup=False)
     raise typer.Exit(0 if is_good else 1)
 
 
-def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstimate]]:
+def _called(deploy: DeployFile | None, by_model: ByModel, name: str) -> str:
+    """The name in baselines of the model that is named so. Without a deployment file aliases are
+    not known: then it is the only model that there are baselines of."""
+    if deploy is not None:
+        model = model_called(name, models_of(deploy.topology))
+        return name if model is None else model.called(name)
+    measured = {model for _, model in by_model if model}
+    return measured.pop() if len(measured) == 1 else name
+
+
+def _measured(named: str | None) -> Mapping[TaskName, ByModel]:
     """Baselines from the named store, else from this machine's; empty when it has no store."""
     # Imported here, because most commands need no database.
     from cato.cli.store import opened_store

@@ -15,10 +15,9 @@ from cato.control.access_book import AccessBook
 from cato.control.learning import Learning
 from cato.control.reactions import Reactions
 from cato.core.administration import AuditEntry, Change
-from cato.core.budgets import NodeEstimate
-from cato.core.estimates import Baselines, PredictionErrors
+from cato.core.estimates import Baselines, ByModel, PredictionErrors
 from cato.core.ids import NodeId, TaskName
-from cato.core.receipt import SlaReceipt, TrafficArm
+from cato.core.receipt import SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutBook, RolloutOrder, action_of
 from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
@@ -63,7 +62,7 @@ class News:
     access: Access | None
     profiler: str
     kept_usage: int
-    estimates: Mapping[TaskName, Mapping[NodeId, NodeEstimate]]
+    estimates: Mapping[TaskName, ByModel]
     lengths: OutputLengths | None
     past_runs: PastRuns | None
 
@@ -149,9 +148,7 @@ class Profiler:
             *self._learning.add_lengths(receipt),
             *self._errors.record(receipt),
         ]
-        # A task's baselines are those of the model that serves most of its runs.
-        is_canary = any(drawn.arm is TrafficArm.CANARY for drawn in receipt.rollouts)
-        if not receipt.task.startswith(UNLEARNT_PREFIX) and not is_canary:
+        if not receipt.task.startswith(UNLEARNT_PREFIX):
             records += self._baselines.record(receipt, all_nodes)
         if (stages := self._learning.add_run(receipt)) is not None:
             records.append(stages)
@@ -217,7 +214,7 @@ class Profiler:
         self._writer.put([r for name, r in known.items() if r != kept.get(name)])
         self._kept_rollouts, self._kept_in_opening = known, opening
 
-    async def estimates(self) -> dict[TaskName, dict[NodeId, NodeEstimate]]:
+    async def estimates(self) -> Mapping[TaskName, ByModel]:
         self._take_earlier()
         return self._baselines.table()
 

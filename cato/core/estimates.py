@@ -5,17 +5,21 @@ Results are plain values (`NodeMean`, `PoolErrors`) that a store can keep and re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cato.core.budgets import NodeEstimate
 from cato.core.ids import NodeId, PoolName, TaskName
-from cato.core.receipt import LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
+from cato.core.receipt import Excuse, LlmFacts, NodeReceipt, NodeStatus, SlaReceipt
+from cato.core.workflow import CallSettings, LlmSettings, NodeKind, Workflow
 
 # Means cover about the last 20 executions.
 WEIGHT = 0.1
 # Drift covers about the last 100 invocations of a pool, because single errors are large.
 ERROR_WEIGHT = 0.02
+
+# Times in receipts are differences of instants.
+_ROUNDING_S = 1e-6
 
 SERVICE_S, FIRST_TOKEN_S, RUNS = "service_s", "first_token_s", "runs"
 
@@ -31,82 +35,125 @@ class _Mean:
         return _Mean(self.value + weight * (x - self.value), self.n + 1)
 
 
-def _learn(old: _Mean | None, x: float) -> _Mean:
-    return _Mean(x) if old is None else old.with_sample(x)
-
-
 @dataclass(frozen=True, slots=True)
 class NodeMean:
-    """Mean of one `quantity` of a node, after `samples` executions.
+    """Mean of one `quantity` of a node with a `model`, after `samples` executions.
 
     Quantities: `service_s`, without queueing; `first_token_s`, at the engine; `runs`, executions
-    per run.
+    per run. `model` is empty for other nodes than LLM nodes, and for `runs`.
     """
 
     task: TaskName
     node: NodeId
+    model: str
     quantity: str
     value: float
     samples: int
 
 
+ByModel = Mapping[tuple[NodeId, str], NodeEstimate]
+"""A task's baselines, by node and the model that it called (empty for nodes that call none)."""
+
+
+def estimates_of(
+    workflow: Workflow, measured: ByModel, called: Callable[[str], str]
+) -> dict[NodeId, NodeEstimate]:
+    """The baselines of the nodes of `workflow` with the models that it names now.
+
+    `called` is the name in receipts of a model that is named so.
+    """
+    found = {}
+    for node in workflow.nodes if measured else ():
+        settings = node.settings
+        calls = isinstance(settings, LlmSettings | CallSettings)
+        known = measured.get((node.id, called(settings.model) if calls else ""))
+        if known is not None:
+            found[node.id] = known
+    return found
+
+
+_Key = tuple[TaskName, NodeId, str, str]
+
+
 class Baselines:
-    """Mean service time of each node, without queueing, and its executions per run."""
+    """Mean service time of each node with each model, without queueing, and its executions per
+    run."""
 
     def __init__(self) -> None:
-        self._means: dict[tuple[TaskName, NodeId, str], _Mean] = {}
+        self._means: dict[_Key, _Mean] = {}
 
     def record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> tuple[NodeMean, ...]:
         """Learn from a run; return what changed.
 
-        Failed and cancelled executions do not count for service times.
+        An execution that was stopped counts as one of the time that it had, if that is more than
+        the mean: it would have taken longer. Without them the nodes that deadlines stop would look
+        short. Those of a run that its client gave up do not count, nor those that failed.
         """
-        done: dict[NodeId, list[NodeReceipt]] = {id: [] for id in all_nodes}
-        for node in receipt.nodes:
-            if node.status == NodeStatus.DONE.value:
-                done.setdefault(node.node, []).append(node)
-        changed: dict[tuple[TaskName, NodeId, str], None] = {}
-        for id, executions in done.items():
-            samples: list[tuple[str, float]] = []
-            for x in executions:
-                if x.llm is not None and x.llm.reused:
-                    continue  # no engine was called
-                queue_s = x.llm.queue_s if x.llm else 0.0
-                samples.append((SERVICE_S, x.spent_s - queue_s))
-                if x.llm is not None and x.llm.engine_ttft_s is not None:
-                    samples.append((FIRST_TOKEN_S, x.llm.engine_ttft_s))
-            if receipt.status == "done":
-                samples.append((RUNS, float(len({x.round for x in executions}))))
-            for quantity, value in samples:
-                key = (receipt.task, id, quantity)
-                self._means[key] = _learn(self._means.get(key), value)
-                changed[key] = None
+        rounds: dict[NodeId, set[int]] = {id: set() for id in all_nodes}
+        changed: dict[_Key, None] = {}
+        for x in receipt.nodes:
+            is_stopped = _was_stopped(x, receipt.excuse)
+            if not is_stopped and x.status != NodeStatus.DONE.value:
+                continue
+            rounds.setdefault(x.node, set()).add(x.round)
+            if x.llm is not None and x.llm.reused:
+                continue  # no engine was called
+            took_s = x.spent_s - (x.llm.queue_s if x.llm else 0.0)
+            key = (receipt.task, x.node, x.llm.model if x.llm else "")
+            self._learn((*key, SERVICE_S), took_s, changed, at_least=is_stopped)
+            if x.llm is not None and x.llm.engine_ttft_s is not None:
+                self._learn((*key, FIRST_TOKEN_S), x.llm.engine_ttft_s, changed)
+            elif x.llm is not None and is_stopped:
+                self._learn((*key, FIRST_TOKEN_S), took_s, changed, at_least=True)
+        if receipt.status == "done":
+            for id, numbers in rounds.items():
+                self._learn((receipt.task, id, "", RUNS), float(len(numbers)), changed)
         return tuple(self._value(key) for key in changed)
+
+    def _learn(
+        self, key: _Key, x: float, changed: dict[_Key, None], *, at_least: bool = False
+    ) -> None:
+        """Learn `x`; `at_least`: only a longer time than `x` would be the true one."""
+        known = self._means.get(key)
+        if at_least and known is not None and x <= known.value:
+            return
+        self._means[key] = _Mean(x) if known is None else known.with_sample(x)
+        changed[key] = None
 
     def restore(self, means: Iterable[NodeMean]) -> None:
         """Restore what was learned earlier; of two equal means keep the one with more samples."""
         for mean in means:
-            key = (mean.task, mean.node, mean.quantity)
+            key = (mean.task, mean.node, mean.model, mean.quantity)
             known = self._means.get(key)
             if known is None or known.n < mean.samples:
                 self._means[key] = _Mean(mean.value, mean.samples)
 
-    def table(self) -> dict[TaskName, dict[NodeId, NodeEstimate]]:
-        """All means, by task and node."""
-        known: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
-        for (task, node, quantity), mean in self._means.items():
+    def table(self) -> dict[TaskName, dict[tuple[NodeId, str], NodeEstimate]]:
+        """All means, by task; see `ByModel`."""
+        known: dict[TaskName, dict[tuple[NodeId, str], NodeEstimate]] = {}
+        for (task, node, model, quantity), mean in self._means.items():
             if quantity != SERVICE_S:
                 continue
-            first = self._means.get((task, node, FIRST_TOKEN_S), mean)
-            runs = self._means.get((task, node, RUNS))
-            known.setdefault(task, {})[node] = NodeEstimate(
+            first = self._means.get((task, node, model, FIRST_TOKEN_S), mean)
+            runs = self._means.get((task, node, "", RUNS))
+            known.setdefault(task, {})[node, model] = NodeEstimate(
                 mean.value, min(first.value, mean.value), runs.value if runs else 1.0
             )
         return known
 
-    def _value(self, key: tuple[TaskName, NodeId, str]) -> NodeMean:
+    def _value(self, key: _Key) -> NodeMean:
         mean = self._means[key]
         return NodeMean(*key, mean.value, mean.n)
+
+
+def _was_stopped(x: NodeReceipt, excuse: Excuse) -> bool:
+    """Whether CATO stopped an execution that had begun, at its limit or with its run."""
+    if excuse is not Excuse.NONE or (x.kind == NodeKind.LLM and not (x.llm and x.llm.replica)):
+        return False
+    if x.status == NodeStatus.CANCELLED.value:
+        return True
+    is_failed = x.status in (NodeStatus.ABSENT.value, NodeStatus.FAILED.value)
+    return is_failed and bool(x.limit_s) and x.spent_s >= x.limit_s - _ROUNDING_S
 
 
 @dataclass(frozen=True, slots=True)

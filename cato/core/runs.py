@@ -39,14 +39,13 @@ class NodeDone:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
-    """An execution failed; `timed_out` if it exceeded its limit."""
+    """An execution failed, or exceeded its limit."""
 
     now_s: float
     node: NodeId
     round: int
     item: int | None
     problem: str
-    timed_out: bool = False
     llm: LlmFacts | None = None
 
 

@@ -251,7 +251,7 @@ class RunningTask:
                 self._pass_deadline()  # this timer fired before the watchdog
                 return
             problem = f"not ready within its {command.limit_s or 0.0:.3f} s"
-            self._fail(attempts, DeadlineError(command.limit_s or 0.0), problem, timed_out=True)
+            self._fail(attempts, DeadlineError(command.limit_s or 0.0), problem)
         except SupersededError:
             self.cancel(SUPERSEDED)
         except CatoError as error:
@@ -267,14 +267,12 @@ class RunningTask:
         finally:
             self._under_way.pop(where, None)
 
-    def _fail(
-        self, attempts: Attempts, error: CatoError, problem: str, *, timed_out: bool = False
-    ) -> None:
+    def _fail(self, attempts: Attempts, error: CatoError, problem: str) -> None:
         command = attempts.command
         if not command.node.optional:
             self.error = self.error or self.run.workflow.blamed(command.node, error)
         where = (command.node.id, command.round, command.item)
-        event = NodeFailed(time.monotonic(), *where, problem, timed_out, attempts.facts())
+        event = NodeFailed(time.monotonic(), *where, problem, attempts.facts())
         self._perform(self.run.handle(event))
 
     async def _result(self, command: StartNode, attempts: Attempts) -> Mapping[str, object]:

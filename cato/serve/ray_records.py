@@ -15,8 +15,8 @@ from ray.exceptions import RayError, RayTaskError
 from cato.control import actors, ray_private
 from cato.control.profiler import Finished, News
 from cato.core.administration import AuditEntry, Change
-from cato.core.budgets import NodeEstimate
 from cato.core.errors import CatoError
+from cato.core.estimates import ByModel
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import NodeReceipt, SlaReceipt
@@ -59,7 +59,7 @@ class RayRecords:
         self._pools = pools
         self._access = access
         self._nodes_of = nodes_of
-        self._table: Mapping[TaskName, Mapping[NodeId, NodeEstimate]] = {}
+        self._table: Mapping[TaskName, ByModel] = {}
         self._lengths = OutputLengths()
         self._past_runs = PastRuns()
         self._profiler: Any = None
@@ -126,7 +126,7 @@ class RayRecords:
         if self._sending is not None:
             await asyncio.shield(self._sending)
 
-    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
+    def estimates(self, task: TaskName) -> ByModel:
         return self._table.get(task, {})
 
     def length(

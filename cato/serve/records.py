@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from cato.core.administration import AuditEntry, Change
-from cato.core.budgets import NodeEstimate
+from cato.core.estimates import ByModel
 from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import NodeReceipt, SlaReceipt
@@ -24,7 +24,7 @@ class Records(Protocol):
         """Store `receipt` and count the run's usage. Never blocks."""
         ...
 
-    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
+    def estimates(self, task: TaskName) -> ByModel:
         """Measured baselines of a task's nodes; empty until runs were seen."""
         ...
 

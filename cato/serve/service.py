@@ -15,6 +15,7 @@ from math import inf
 from cato.core.brownout import BrownoutStep, browned
 from cato.core.budgets import NodeEstimate, expected_runs
 from cato.core.errors import StartingError, UnknownNameError
+from cato.core.estimates import estimates_of
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.pool.buffers import MAX_HEAD_START_S
 from cato.core.receipt import SUPERSEDED, Drawn, NodeReceipt, SlaReceipt, TrafficArm
@@ -399,9 +400,19 @@ class TaskService:
             call.ended(receipt)
         origin.spend(sum(u.prompt_tokens + u.output_tokens for u in used))
 
+    def measured(self, workflow: Workflow) -> dict[NodeId, NodeEstimate]:
+        """Measured baselines of its nodes, with the models that it names."""
+        return estimates_of(workflow, self._records.estimates(workflow.name), self._called)
+
+    def _called(self, model: str) -> str:
+        try:
+            return self._pools.pool_of(model).model.called(model)
+        except (StartingError, UnknownNameError):
+            return model
+
     def _estimates(self, workflow: Workflow) -> dict[NodeId, NodeEstimate]:
         """Measured baselines; for LLM nodes never seen, the prediction of the pool's profile."""
-        known = dict(self._records.estimates(workflow.name))
+        known = self.measured(workflow)
         for node in workflow.nodes:
             settings = node.settings
             if node.id in known or not isinstance(settings, LlmSettings | CallSettings):

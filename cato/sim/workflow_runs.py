@@ -155,13 +155,13 @@ class WorkflowRun(TaskRun):
     ) -> None:
         self._tell(NodeDone(self._now_s, *execution.key, result, llm))
 
-    def _failed(self, execution: Execution, problem: str, timed_out: bool = False) -> None:
+    def _failed(self, execution: Execution, problem: str) -> None:
         facts = None if execution.call is None else execution.call.facts()
-        self._tell(NodeFailed(self._now_s, *execution.key, problem, timed_out, facts))
+        self._tell(NodeFailed(self._now_s, *execution.key, problem, facts))
 
     def _time_out(self, execution: Execution) -> None:
         self._abandon([execution])
-        self._failed(execution, f"not ready within its {execution.command.limit_s:.3f} s", True)
+        self._failed(execution, f"not ready within its {execution.command.limit_s:.3f} s")
 
     def _settle(self, execution: Execution) -> bool:
         """Mark it as finished; False when it already was."""

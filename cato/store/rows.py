@@ -65,8 +65,8 @@ class Rows:
                 self._new.setdefault(dag_runs, []).append(
                     {"task": task, "stages": stages_json(graph)}
                 )
-            case NodeMean(task, node, quantity):
-                self._replace(node_means, (task, node, quantity), row_of(record))
+            case NodeMean(task, node, model, quantity):
+                self._replace(node_means, (task, node, model, quantity), row_of(record))
             case PoolErrors(pool):
                 self._replace(pool_errors, pool, row_of(record))
             case Reaction(request_id, reaction, choice, view_id, tenant=tenant):
@@ -169,7 +169,8 @@ def sample_of(row: Any) -> LengthSample:
 def mean_of(row: Any) -> NodeMean:
     """Raise `TypeError` or `ValueError` for a damaged row."""
     _check(row.samples, row.value)
-    return NodeMean(TaskName(row.task), NodeId(row.node), row.quantity, row.value, row.samples)
+    task, node = TaskName(row.task), NodeId(row.node)
+    return NodeMean(task, node, row.model, row.quantity, row.value, row.samples)
 
 
 def errors_of(row: Any) -> PoolErrors:

@@ -83,6 +83,7 @@ node_means = Table(
     metadata,
     Column("task", String, primary_key=True),
     Column("node", String, primary_key=True),
+    Column("model", String, primary_key=True),
     Column("quantity", String, primary_key=True),
     Column("value", Double, nullable=False),
     Column("samples", BigInteger, nullable=False),

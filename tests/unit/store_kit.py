@@ -29,7 +29,7 @@ def a_sample(
 
 
 def a_mean(value: float = 1.0, *, samples: int = 1, node: str = NODE) -> NodeMean:
-    return NodeMean(TASK, NodeId(node), "service_s", value, samples)
+    return NodeMean(TASK, NodeId(node), MODEL, "service_s", value, samples)
 
 
 def facts(

@@ -16,9 +16,9 @@ from dataclasses import replace
 from cato.control.leases import Leases
 from cato.control.messages import Generate, Left, Stop, Told
 from cato.core.administration import AuditEntry, Change
-from cato.core.budgets import NodeEstimate
 from cato.core.commands import Dispatch, Preempt
 from cato.core.errors import EngineDeadError, ReplicaLostError, StartingError, UnknownNameError
+from cato.core.estimates import ByModel
 from cato.core.events import Event, InvocationOffered, ReplicaLost, StreamLost, Ticked
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
@@ -357,7 +357,7 @@ class LocalRecords:
         self._usage: dict[tuple[str, ...], Usage] = {}
         self.book = RolloutBook()
         # Baselines by task, as a Profiler would have measured them.
-        self.measured: dict[TaskName, Mapping[NodeId, NodeEstimate]] = {}
+        self.measured: dict[TaskName, ByModel] = {}
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:
         self.book.record(receipt)
@@ -370,7 +370,7 @@ class LocalRecords:
         self._recent.record(receipt, time.time())
         add_usage(self._usage, usage)
 
-    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
+    def estimates(self, task: TaskName) -> ByModel:
         return self.measured.get(task, {})
 
     def length(

@@ -107,8 +107,8 @@ def routes(ingress: Ingress) -> APIRouter:
         )
         service, caller = ingress.service, caller_of(request)
         told = (
-            warning(service.workflows[name], service.records.estimates(name))
-            for name in filter(caller.may_run, sorted(service.workflows))
+            warning(workflow, service.measured(workflow))
+            for workflow in map(service.workflow, filter(caller.may_run, sorted(service.workflows)))
         )
         found = replace(
             found,

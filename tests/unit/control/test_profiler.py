@@ -90,8 +90,8 @@ async def test_node_latencies_retrieval_times_lengths_errors_and_stages_are_lear
     async with life() as profiler:
         await seen(profiler, some_receipts())
         estimates = (await profiler.estimates())[TASK]
-        assert estimates[NodeId("lookup")].mean_s == pytest.approx(0.25)
-        assert estimates[NodeId("refine")].mean_s == pytest.approx(3.0)
+        assert estimates[NodeId("lookup"), ""].mean_s == pytest.approx(0.25)
+        assert estimates[NodeId("refine"), MODEL].mean_s == pytest.approx(3.0)
         lengths = await newer(profiler.lengths)
         belief = lengths.belief(TASK, NODE, MODEL, FEATURES, 1_000)
         assert belief is not None
@@ -124,7 +124,7 @@ async def test_a_restart_keeps_everything_that_was_learnt(life: Alive) -> None:
         assert more.share(TASK, []) == runs.share(TASK, [])
         await seen(second, some_receipts(1))
     async with life() as third:
-        assert (await third.estimates())[TASK][NodeId("lookup")].mean_s == pytest.approx(0.25)
+        assert (await third.estimates())[TASK][NodeId("lookup"), ""].mean_s == pytest.approx(0.25)
 
 
 async def test_a_receipt_can_be_asked_for_after_a_restart_without_its_text(
@@ -199,7 +199,7 @@ async def test_without_a_store_the_profiler_learns_and_says_so(
     in_the_way.write_text("")
     profiler = Profiler(in_the_way / "metadata.db")
     await seen(profiler, some_receipts())
-    assert NODE in (await profiler.estimates())[TASK]
+    assert (NODE, MODEL) in (await profiler.estimates())[TASK]
     assert await profiler.receipt("req-1", None) is not None
     assert await profiler.receipt("unknown", None) is None
     assert await gauge(profiler, "cato_store_up") == {(): 0.0}
@@ -217,15 +217,15 @@ async def test_what_was_learnt_before_is_taken_up_when_the_store_comes_late(
     async with life() as second:
         new = a_receipt(an_execution("new", spent_s=9.0), an_execution("lookup", spent_s=9.0))
         await seen(second, [new])
-        assert set((await second.estimates())[TASK]) == {"new", "lookup"}
+        assert set((await second.estimates())[TASK]) == {("new", ""), ("lookup", "")}
         path.parent.unlink()
         aside.rename(path.parent)
         for _ in range(PATIENCE):
-            if NODE in (estimates := (await second.estimates())[TASK]):
+            if (NODE, MODEL) in (estimates := (await second.estimates())[TASK]):
                 break
             await asyncio.sleep(WAIT_S)
-        assert estimates[NodeId("new")].mean_s == 9.0
-        assert estimates[NodeId("lookup")].mean_s == pytest.approx(0.25), "it has seen more"
+        assert estimates[NodeId("new"), ""].mean_s == 9.0
+        assert estimates[NodeId("lookup"), ""].mean_s == pytest.approx(0.25), "it has seen more"
         assert await gauge(second, "cato_store_dropped_total") == {(): 0.0}
 
 

@@ -13,7 +13,7 @@ from store_kit import a_receipt, an_execution, facts
 
 from cato.control.profiler import Profiler
 from cato.core.errors import InputError
-from cato.core.ids import TaskName
+from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
 from cato.core.rollout import Phase, Rollout
 from cato.core.rollout_book import PromoteRollout, RollBackRollout, StartRollout
@@ -154,13 +154,16 @@ async def test_a_shadow_run_teaches_lengths_and_is_nobodys(tmp_path: Path) -> No
     assert learnt.means == ()
 
 
-async def test_a_canary_does_not_change_what_is_expected_of_a_tasks_nodes(tmp_path: Path) -> None:
+async def test_a_canary_has_baselines_of_its_own(tmp_path: Path) -> None:
     async with a_life(tmp_path / "metadata.db") as profiler:
         rollout = await profiler.order_rollout(START, "key:ops")
         await seen(profiler, some_runs(rollout, TrafficArm.CANARY, 3))
-        assert await profiler.estimates() == {}
+        known = (await profiler.estimates())[TaskName("chat")]
+        assert set(known) == {(NodeId("draft"), "coder-2")}
         await seen(profiler, some_runs(rollout, TrafficArm.STABLE, 3))
-        assert set(await profiler.estimates()) == {TaskName("chat")}
+        both = (await profiler.estimates())[TaskName("chat")]
+        assert len(both) == 2
+        assert both.items() > known.items()
 
 
 async def test_nothing_is_said_of_rollouts_before_the_store_was_read(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def test_the_api_and_the_status_page_tell(tmp_path: Path) -> None:
         before = (await http.get(f"/v1/tasks/{CODE}/sla")).json()
         assert (before["baseline_ms"], before["warning"]) == (None, "")
         assert (await http.get("/ui/state")).json()["warnings"] == []
-        kit.records.measured[CODE] = {NodeId("fill"): NodeEstimate(14.0, 12.0)}
+        kit.records.measured[CODE] = {(NodeId("fill"), "sim-fast"): NodeEstimate(14.0, 12.0)}
         after = (await http.get(f"/v1/tasks/{CODE}/sla")).json()
         (told,) = (await http.get("/ui/state")).json()["warnings"]
     assert after["baseline_ms"] == 12_000
@@ -82,8 +82,8 @@ def test_checking_workflows_warns_by_what_the_store_has_measured(tmp_path: Path)
     store = MetadataStore.open(location)
     store.write(
         [
-            NodeMean(CODE, NodeId("fill"), SERVICE_S, 14.0, 5),
-            NodeMean(CODE, NodeId("fill"), FIRST_TOKEN_S, 12.0, 5),
+            NodeMean(CODE, NodeId("fill"), "sim-fast", SERVICE_S, 14.0, 5),
+            NodeMean(CODE, NodeId("fill"), "sim-fast", FIRST_TOKEN_S, 12.0, 5),
         ]
     )
     store.close()

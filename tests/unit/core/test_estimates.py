@@ -7,12 +7,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.builders import llm_facts
+from kits.builders import a_node, a_workflow, llm_facts
 
 from cato.core.budgets import NodeEstimate
-from cato.core.estimates import WEIGHT, Baselines, NodeMean, PoolErrors, PredictionErrors
+from cato.core.estimates import (
+    WEIGHT,
+    Baselines,
+    NodeMean,
+    PoolErrors,
+    PredictionErrors,
+    estimates_of,
+)
 from cato.core.ids import NodeId, PoolName, RunId, TaskName
-from cato.core.receipt import NodeReceipt, SlaReceipt
+from cato.core.receipt import Excuse, NodeReceipt, SlaReceipt
+from cato.core.workflow import LlmSettings, NodeKind
 
 A, B = NodeId("a"), NodeId("b")
 
@@ -26,10 +34,14 @@ def an_execution(
     status: str = "done",
     round: int = 1,
     item: int | None = None,
+    limit_s: float | None = None,
+    model: str = "m",
 ) -> NodeReceipt:
     """An execution of an LLM node when `queue_s` is given."""
-    llm = None if queue_s is None else llm_facts(queue_s=queue_s, ttft_s=ttft_s)
-    return NodeReceipt(node, "llm", round, item, status, 0.0, spent_s, None, None, llm=llm)
+    llm, kind = None, "transform"
+    if queue_s is not None:
+        llm, kind = replace(llm_facts(queue_s=queue_s, ttft_s=ttft_s), model=model), "llm"
+    return NodeReceipt(node, kind, round, item, status, 0.0, spent_s, None, limit_s, llm=llm)
 
 
 def a_receipt(*nodes: NodeReceipt, status: str = "done") -> SlaReceipt:
@@ -40,10 +52,12 @@ def a_receipt(*nodes: NodeReceipt, status: str = "done") -> SlaReceipt:
 
 
 def learnt(*receipts: SlaReceipt, all_nodes: tuple[NodeId, ...] = (A,)) -> NodeEstimate:
+    """Of the only model that node A called."""
     baselines = Baselines()
     for receipt in receipts:
         baselines.record(receipt, all_nodes)
-    return baselines.table()[TaskName("t")][A]
+    (estimate,) = [e for (node, _), e in baselines.table()[TaskName("t")].items() if node == A]
+    return estimate
 
 
 def test_queueing_is_not_part_of_a_baseline() -> None:
@@ -72,10 +86,75 @@ def test_a_change_of_speed_is_known_after_some_twenty_executions() -> None:
     assert learnt(*[slow] * 100, *[fast] * 20).mean_s < 1 + 9 * 0.13
 
 
-@pytest.mark.parametrize("status", ["failed", "cancelled", "absent", "running"])
-def test_executions_that_did_not_end_well_teach_nothing(status: str) -> None:
-    good, bad = an_execution(spent_s=1.0), an_execution(spent_s=99.0, status=status, round=2)
+@pytest.mark.parametrize("status", ["failed", "absent", "running"])
+def test_executions_that_failed_teach_nothing(status: str) -> None:
+    good = an_execution(spent_s=1.0)
+    bad = an_execution(spent_s=9.0, status=status, round=2, limit_s=10.0)
     assert learnt(a_receipt(good, bad)) == NodeEstimate(1.0, 1.0, 1.0)
+
+
+def a_stopped(how: str, spent_s: float, *, ttft_s: float | None = None) -> SlaReceipt:
+    """A run whose node was stopped after that time, at its limit or with its run."""
+    limit_s = spent_s if how in ("absent", "failed") else None
+    x = an_execution(spent_s=spent_s, queue_s=0.0, ttft_s=ttft_s, status=how, limit_s=limit_s)
+    return a_receipt(x, status="done" if how == "absent" else "deadline_exceeded")
+
+
+@pytest.mark.parametrize("how", ["absent", "failed", "cancelled"])
+def test_what_was_stopped_is_known_to_take_longer(how: str) -> None:
+    done = [a_receipt(an_execution(spent_s=2.0, queue_s=0.0, ttft_s=1.0))] * 3
+    assert learnt(*done, a_stopped(how, 6.0, ttft_s=1.4)).mean_s == pytest.approx(3.0)
+    assert learnt(*done, a_stopped(how, 6.0, ttft_s=1.4)).first_token_s == pytest.approx(1.1)
+    assert learnt(*done, a_stopped(how, 6.0)).first_token_s == pytest.approx(2.25)
+    too_early = learnt(*done, a_stopped(how, 0.5))
+    assert (too_early.mean_s, too_early.first_token_s) == (2.0, 1.0)
+
+
+def test_stopping_the_long_ones_does_not_make_a_node_look_short() -> None:
+    """Half of the executions take 2 s, half 8 s; a limit of 6 s stops the latter."""
+    short = a_receipt(an_execution(spent_s=2.0, queue_s=0.0))
+    mean_s = learnt(*[short, a_stopped("absent", 6.0)] * 50).mean_s
+    assert 3.5 < mean_s < 4.5
+
+
+def test_a_node_that_is_always_stopped_has_run_for_that_long() -> None:
+    assert learnt(*[a_stopped("absent", 6.0)] * 3) == NodeEstimate(6.0, 6.0, runs=1.0)
+
+
+@pytest.mark.parametrize("excuse", [Excuse.CLIENT_LEFT, Excuse.SUPERSEDED])
+def test_what_a_client_gave_up_teaches_nothing(excuse: Excuse) -> None:
+    done = a_receipt(an_execution(spent_s=1.0, queue_s=0.0, ttft_s=1.0))
+    left = replace(a_stopped("cancelled", 9.0), excuse=excuse)
+    assert learnt(done, left).mean_s == 1.0
+
+
+def test_a_call_that_only_waited_teaches_nothing() -> None:
+    baselines = Baselines()
+    (node,) = a_stopped("cancelled", 9.0).nodes
+    assert node.llm is not None
+    waited = replace(node, llm=replace(node.llm, replica=""))
+    baselines.record(a_receipt(waited, replace(node, llm=None), status="failed"), (A,))
+    assert baselines.table() == {}
+
+
+def test_baselines_of_another_model_are_others() -> None:
+    baselines = Baselines()
+    for model, spent_s in [("small", 1.0)] * 20 + [("large", 7.0)]:
+        x = an_execution(spent_s=spent_s, queue_s=0.0, ttft_s=0.5, model=model)
+        baselines.record(a_receipt(x, an_execution(B, 3.0)), (A, B))
+    settings = LlmSettings("alias", 10, 5)
+    workflow = a_workflow(
+        replace(a_node("a"), settings=settings), a_node("b", "a", kind=NodeKind.TRANSFORM)
+    )
+    measured = baselines.table()[TaskName("t")]
+
+    def times(called: str) -> dict[NodeId, float]:
+        known = estimates_of(workflow, measured, {"alias": called}.__getitem__)
+        return {node: estimate.mean_s for node, estimate in known.items()}
+
+    assert times("large") == {A: 7.0, B: 3.0}
+    assert times("small") == {A: 1.0, B: 3.0}
+    assert times("new") == {B: 3.0}
 
 
 def test_runs_are_rounds_per_finished_run_and_a_skipped_node_counts_as_none() -> None:
@@ -96,7 +175,7 @@ def test_a_run_that_failed_says_nothing_of_how_often_its_nodes_run() -> None:
 def test_the_first_token_never_comes_after_the_last() -> None:
     receipts = [
         a_receipt(an_execution(spent_s=5.0, queue_s=0.0, ttft_s=4.0)),
-        *[a_receipt(an_execution(spent_s=1.0))] * 9,
+        *[a_receipt(an_execution(spent_s=1.0, queue_s=0.0))] * 9,
     ]
     estimate = learnt(*receipts)
     assert estimate.first_token_s == estimate.mean_s == pytest.approx(1.4)
@@ -105,7 +184,7 @@ def test_the_first_token_never_comes_after_the_last() -> None:
 def test_nothing_is_known_of_a_node_that_never_ran() -> None:
     baselines = Baselines()
     baselines.record(a_receipt(an_execution(A)), (A, B))
-    assert set(baselines.table()[TaskName("t")]) == {A}
+    assert set(baselines.table()[TaskName("t")]) == {(A, "")}
 
 
 # What is learnt leaves and comes back
@@ -118,15 +197,15 @@ def test_a_run_tells_what_it_changed_and_that_restores_all_that_is_known() -> No
         after.restore(before.record(receipt, (A, B)))
     assert after.table() == before.table() != {}
     (mean,) = [m for m in before.record(a_receipt(an_execution(B)), ()) if m.quantity == "runs"]
-    assert mean == NodeMean(TaskName("t"), B, "runs", 0.25, 4)
+    assert mean == NodeMean(TaskName("t"), B, "", "runs", 0.25, 4)
 
 
 def test_of_two_means_of_the_same_the_one_that_has_seen_more_is_kept() -> None:
     baselines = Baselines()
     baselines.record(a_receipt(an_execution(spent_s=1.0)), (A,))
     for value, samples in ((5.0, 1), (7.0, 50)):
-        baselines.restore([NodeMean(TaskName("t"), A, "service_s", value, samples)])
-    assert baselines.table()[TaskName("t")][A].mean_s == 7.0
+        baselines.restore([NodeMean(TaskName("t"), A, "", "service_s", value, samples)])
+    assert baselines.table()[TaskName("t")][A, ""].mean_s == 7.0
 
 
 # Errors of predictions

@@ -128,7 +128,7 @@ class Driver:
         outcome = self.plan(command)
         if command.limit_s is not None and outcome.spent_s > command.limit_s:
             end_s = self.now_s + command.limit_s
-            self._later(NodeFailed(end_s, *key, "too slow", timed_out=True))
+            self._later(NodeFailed(end_s, *key, "too slow"))
             return
         end_s = self.now_s + outcome.spent_s
         if outcome.fails:

@@ -61,7 +61,7 @@ def routes(ingress: Ingress) -> APIRouter:
         """The SLA of a task that the API key may run, and its measured baseline."""
         workflow = service.workflow(task)
         check_task(request, workflow.name)
-        measured = service.records.estimates(workflow.name)
+        measured = service.measured(workflow)
         expected_s = baseline_s(workflow, measured)
         return JsonAnswer(
             {

@@ -18,6 +18,7 @@ from cato.estimators.output_lengths import (
     Due,
     Key,
     OutputLengths,
+    Taken,
     refitted,
 )
 
@@ -29,16 +30,16 @@ NICENESS = 10
 
 def needs_forest(due: Due) -> bool:
     """Whether a key of `due` has enough samples for a forest."""
-    return any(len(outputs) >= MIN_FOREST_SAMPLES for outputs, _ in due.values())
+    return any(seen >= MIN_FOREST_SAMPLES for seen in due.values())
 
 
 def has_first_forest(due: Due, lengths: OutputLengths) -> bool:
     """Whether a key of `due` has enough samples for a forest, and had not when `lengths` was
     fitted."""
     return any(
-        len(outputs) >= MIN_FOREST_SAMPLES
+        seen >= MIN_FOREST_SAMPLES
         and (key not in lengths.keys or lengths.keys[key].seen < MIN_FOREST_SAMPLES)
-        for key, (outputs, _) in due.items()
+        for key, seen in due.items()
     )
 
 
@@ -47,17 +48,17 @@ def most_urgent(due: Due, lengths: OutputLengths) -> Due:
     most since `lengths` was fitted, new ones first. The others stay due."""
 
     def share_known(key: Key) -> float:
-        return lengths.keys[key].seen / due[key][1] if key in lengths.keys else 0.0
+        return lengths.keys[key].seen / due[key] if key in lengths.keys else 0.0
 
     return {key: due[key] for key in sorted(due, key=share_known)[:MOST_KEYS]}
 
 
-def refitted_apart(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
+def refitted_apart(lengths: OutputLengths, taken: Taken, version: int, seed: int) -> OutputLengths:
     """`refitted` in a subprocess. Blocks; raise `OSError` or `SubprocessError` when the
     subprocess fails."""
     done = subprocess.run(
         [sys.executable, "-m", __name__],
-        input=pickle.dumps((due, version, seed)),
+        input=pickle.dumps((taken, version, seed)),
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         timeout=LIMIT_S,
@@ -71,9 +72,9 @@ def main() -> None:
     os.nice(NICENESS)
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep library output out of the answer
-    due, version, seed = pickle.load(sys.stdin.buffer)
+    taken, version, seed = pickle.load(sys.stdin.buffer)
     with answer:
-        pickle.dump(refitted(OutputLengths(), due, version, seed), answer)
+        pickle.dump(refitted(OutputLengths(), taken, version, seed), answer)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from cato.control.fitting import has_first_forest, most_urgent, needs_forest, re
 from cato.control.memory import give_back
 from cato.core.receipt import SlaReceipt
 from cato.estimators.output_lengths import (
-    Due,
     LengthHistory,
     LengthSample,
     OutputLengths,
+    Taken,
     refitted,
     samples_of,
 )
@@ -29,7 +29,7 @@ GROW_S = 60.0
 REGROW_S = 300.0
 SEED = 0
 
-Fit = Callable[[OutputLengths, Due, int, int], OutputLengths]
+Fit = Callable[[OutputLengths, Taken, int, int], OutputLengths]
 
 
 class Learning:
@@ -98,14 +98,16 @@ class Learning:
         if grows:
             self._grown_at_s = now_s
         fit = refitted_apart if grows else refitted
-        self._learning = asyncio.get_running_loop().create_task(self._refit(due, fit))
+        self._learning = asyncio.get_running_loop().create_task(
+            self._refit(self._length_history.taken(due), fit)
+        )
         self._learning.add_done_callback(_report_failure)
 
-    async def _refit(self, due: Due, fit: Fit) -> None:
+    async def _refit(self, taken: Taken, fit: Fit) -> None:
         """Fit in a thread, from copies; the result replaces the old one in a single assignment."""
-        if due:
+        if taken:
             version = self._next_version()
-            self._lengths = await asyncio.to_thread(fit, self._lengths, due, version, SEED)
+            self._lengths = await asyncio.to_thread(fit, self._lengths, taken, version, SEED)
             if fit is refitted_apart:
                 await asyncio.to_thread(give_back)
         if self._has_new_runs:

@@ -174,8 +174,11 @@ class Outputs:
         return Outputs(self.tokens[start:end], self.is_whole[start:end], self.features[start:end])
 
 
-Due = Mapping[Key, tuple[Outputs, int]]
-"""Keys to refit: their newest outputs, and how many were ever seen."""
+Due = Mapping[Key, int]
+"""Keys to refit, and how many outputs of each were ever seen."""
+
+Taken = Mapping[Key, tuple[Outputs, int]]
+"""What to refit: the newest outputs of each key, and how many were ever seen."""
 
 
 class _Newest:
@@ -232,10 +235,15 @@ class LengthHistory:
     def due(self, lengths: OutputLengths) -> Due:
         """The keys with enough new samples since `lengths`."""
         return {
-            key: (newest.outputs(), newest.seen)
+            key: newest.seen
             for key, newest in self._newest.items()
             if newest.told >= MIN_SAMPLES and _has_outgrown(newest.seen, lengths.keys.get(key))
         }
+
+    def taken(self, due: Due) -> Taken:
+        """Copies of the outputs of the keys of `due`: some 200 kB each."""
+        known = {key: self._newest[key] for key in due}
+        return {key: (newest.outputs(), newest.seen) for key, newest in known.items()}
 
     def _of(self, key: Key) -> _Newest:
         newest = self._newest.get(key)
@@ -244,9 +252,9 @@ class LengthHistory:
         return newest
 
 
-def refitted(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
-    """`lengths` with the keys of `due` refitted; a tenth of a second for a key with a forest."""
-    fresh = {key: _fitted(key, outputs, seen, seed) for key, (outputs, seen) in due.items()}
+def refitted(lengths: OutputLengths, taken: Taken, version: int, seed: int) -> OutputLengths:
+    """`lengths` with the keys of `taken` refitted; a tenth of a second for a key with a forest."""
+    fresh = {key: _fitted(key, outputs, seen, seed) for key, (outputs, seen) in taken.items()}
     return OutputLengths(version, {**lengths.keys, **fresh})
 
 

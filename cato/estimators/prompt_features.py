@@ -1,7 +1,7 @@
 """Features of a call that may predict the length of its answer.
 
 The ingress, the simulator and the studies all use `features_of`. No text is kept: a call becomes
-numbers on arrival, and its answer's length is remembered under a hash of the user and the node.
+numbers on arrival, and its answer's length is remembered under a hash of task, node and user.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Asked:
     """A call as the client sent it. `text` is its last message, of `role`.
 
     `max_tokens`: the client's limit, 0 without one. `turn` counts the earlier calls of its
-    session. `earlier`: lengths of the latest answers of the same node to the same user, oldest
-    first (see `EarlierAnswers`).
+    session. `earlier`: lengths of the latest answers of the same task and node to the same
+    user, oldest first (see `EarlierAnswers`).
     """
 
     prompt_tokens: int
@@ -130,25 +130,26 @@ def code_share(text: str) -> float:
 
 @dataclass(slots=True)
 class EarlierAnswers:
-    """Lengths of the newest `kept` answers per node and user, for the `most` latest such pairs.
+    """Lengths of the newest `kept` answers per task, node and user, for the `most` latest of them.
 
-    Pairs are identified by a hash of 8 bytes. Mutable; one owner.
+    They are identified by a hash of 8 bytes. Mutable; one owner.
     """
 
     kept: int = 5
     most: int = 10_000
     _known: OrderedDict[bytes, tuple[int, ...]] = field(default_factory=OrderedDict)
 
-    def add(self, node: str, user: str, output_tokens: int) -> None:
-        key = _key(node, user)
+    def add(self, task: str, node: str, user: str, output_tokens: int) -> None:
+        key = _key(task, node, user)
         self._known[key] = (*self._known.pop(key, ()), output_tokens)[-self.kept :]
         if len(self._known) > self.most:
             self._known.popitem(last=False)
 
-    def of(self, node: str, user: str) -> tuple[int, ...]:
+    def of(self, task: str, node: str, user: str) -> tuple[int, ...]:
         """Oldest first; empty without history."""
-        return self._known.get(_key(node, user), ())
+        return self._known.get(_key(task, node, user), ())
 
 
-def _key(node: str, user: str) -> bytes:
-    return blake2b(f"{len(node)}:{node}{user}".encode(), digest_size=8).digest()
+def _key(task: str, node: str, user: str) -> bytes:
+    name = f"{len(task)}:{len(node)}:{task}{node}{user}"
+    return blake2b(name.encode(), digest_size=8).digest()

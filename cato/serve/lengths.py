@@ -49,7 +49,7 @@ class LengthPredictor:
         """Raise `InputError` for a body without a valid last message."""
         if not call.endpoint.generates:
             return Predicted()
-        earlier = self._earlier.of(node, asker.name)
+        earlier = self._earlier.of(task, node, asker.name)
         asked = asked_of(call.endpoint, call.body, call.prompt_tokens, asker.turn, earlier)
         features = features_of(asked)
         return Predicted(features, self._belief(task, node, call.model, features, call.max_tokens))
@@ -58,4 +58,4 @@ class LengthPredictor:
         """Remember how long the answers of a run were."""
         for sample in samples_of(receipt):
             if sample.finish_reason != STOPPED:
-                self._earlier.add(sample.node, asker.name, sample.output_tokens)
+                self._earlier.add(sample.task, sample.node, asker.name, sample.output_tokens)

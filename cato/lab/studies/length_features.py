@@ -75,12 +75,12 @@ def calls_of_agents(sessions: Sequence[RecordedSession]) -> Iterator[Call]:
                 role="tool" if turn.follows_tool else "user",
                 turn=turns.get(turn.agent, 0),
                 tools=turn.tools_tokens,
-                earlier=earlier.of("agent", user),
+                earlier=earlier.of("agent", "agent", user),
             )
             new = max(1, turn.prompt_tokens - turn.hit_tokens)
             yield Call(TaskName("agent"), asked, new, turn.output_tokens)
             turns[turn.agent] = turns.get(turn.agent, 0) + 1
-            earlier.add("agent", user, turn.output_tokens)
+            earlier.add("agent", "agent", user, turn.output_tokens)
 
 
 def calls_of_texts(folder: Path) -> Iterator[Call]:
@@ -124,7 +124,7 @@ def learnt(kind: str, path: Path, arm: str, seed: int) -> OutputLengths:
     """What the Profiler would know after the first half."""
     history, nothing = LengthHistory(), OutputLengths()
     history.add(_sample(call, arm) for call in halves(kind, path)[0])
-    return refitted(nothing, history.due(nothing), 1, seed)
+    return refitted(nothing, history.taken(history.due(nothing)), 1, seed)
 
 
 def belief(call: Call, kind: str, path: Path, arm: str, seed: int) -> LengthBelief:

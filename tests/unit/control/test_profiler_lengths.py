@@ -39,7 +39,7 @@ AMPLE = 100_000
 def learnt(samples: Sequence[LengthSample], known: OutputLengths | None = None) -> OutputLengths:
     history, known = LengthHistory(), known or OutputLengths()
     history.add(samples)
-    return refitted(known, history.due(known), known.version + 1, seed=0)
+    return refitted(known, history.taken(history.due(known)), known.version + 1, seed=0)
 
 
 def belief_of(lengths: OutputLengths, asked: Asked, limit: int = AMPLE) -> LengthBelief:
@@ -178,14 +178,14 @@ def test_a_key_is_learnt_anew_when_a_tenth_has_come_on_top_and_others_are_left()
     history = LengthHistory()
     history.add([a_sample(10) for _ in range(100)])
     history.add([a_sample(10, task="other") for _ in range(100)])
-    lengths = refitted(OutputLengths(), history.due(OutputLengths()), 1, seed=0)
+    lengths = refitted(OutputLengths(), history.taken(history.due(OutputLengths())), 1, seed=0)
     assert history.due(lengths) == {}
     history.add([a_sample(90) for _ in range(9)])
     assert history.due(lengths) == {}
     history.add([a_sample(90)])
     due = history.due(lengths)
-    assert set(due) == {KEY}
-    newer = refitted(lengths, due, 2, seed=0)
+    assert due == {KEY: 110}
+    newer = refitted(lengths, history.taken(due), 2, seed=0)
     assert belief(newer).points[-1] == 90.0 > belief(lengths).points[-1]
     other = next(k for k in lengths.keys if k != KEY)
     assert newer.keys[other] is lengths.keys[other]
@@ -200,7 +200,7 @@ def test_a_fit_takes_some_names_and_none_waits_for_ever() -> None:
     for known in (MOST_KEYS, 2 * MOST_KEYS, len(names)):
         fit = most_urgent(history.due(lengths), lengths)
         assert len(fit) <= MOST_KEYS
-        lengths = refitted(lengths, fit, lengths.version + 1, seed=0)
+        lengths = refitted(lengths, history.taken(fit), lengths.version + 1, seed=0)
         assert len(lengths.keys) == known
         history.add([a_sample(5, task=name) for name in names[:MOST_KEYS] for _ in range(5)])
     assert len(most_urgent(history.due(lengths), lengths)) == MOST_KEYS
@@ -210,7 +210,7 @@ def test_only_the_newest_samples_are_learnt_from() -> None:
     history = LengthHistory()
     history.add([a_sample(900) for _ in range(100)])
     history.add([a_sample(10) for _ in range(KEPT_SAMPLES)])
-    (outputs, seen) = history.due(OutputLengths())[KEY]
+    (outputs, seen) = history.taken(history.due(OutputLengths()))[KEY]
     assert set(outputs.tokens.tolist()) == {10}
     assert (len(outputs), seen) == (KEPT_SAMPLES, KEPT_SAMPLES + 100)
 
@@ -219,7 +219,7 @@ def test_what_was_learnt_earlier_goes_in_front_of_what_has_come_since() -> None:
     history = LengthHistory()
     history.add([a_sample(3)])
     history.restore([a_sample(n) for n in range(10, 20)])
-    (outputs, _) = history.due(OutputLengths())[KEY]
+    (outputs, _) = history.taken(history.due(OutputLengths()))[KEY]
     assert outputs.tokens.tolist() == [*range(10, 20), 3]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from ingress_kit import until
 from store_kit import a_receipt
 
 from cato.cli.serve import EAGER, QUIET
+from cato.control import learning as learning_module
 from cato.control import profiler as profiler_actor
 from cato.control.fitting import has_first_forest, refitted_apart
+from cato.control.learning import Learning
 from cato.control.profiler import Profiler
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import SlaReceipt
@@ -25,6 +28,7 @@ from cato.estimators.output_lengths import (
     LengthHistory,
     LengthSample,
     OutputLengths,
+    Taken,
     refitted,
 )
 from cato.estimators.prompt_features import NAMES, Asked, features_of
@@ -34,20 +38,24 @@ ROOT = Path(__file__).resolve().parents[3]
 TASK, NODE = TaskName("t"), NodeId("n")
 
 
-def some_due(samples: int, model: str = "m") -> Due:
+def some_samples(samples: int, model: str = "m") -> list[LengthSample]:
     """Answers half as long as their prompts."""
-    history = LengthHistory()
-    history.add(
+    return [
         LengthSample(TASK, NODE, model, tokens := 10 + 37 * n % 4_000, 1 + tokens // 2, "stop")
         for n in range(samples)
-    )
-    return history.due(OutputLengths())
+    ]
+
+
+def some_taken(samples: int, model: str = "m") -> Taken:
+    history = LengthHistory()
+    history.add(some_samples(samples, model))
+    return history.taken(history.due(OutputLengths()))
 
 
 def test_what_is_learnt_apart_is_what_would_be_learnt_here() -> None:
-    known = refitted(OutputLengths(), some_due(20, "other"), 1, 0)
-    apart = refitted_apart(known, some_due(500), 2, 0)
-    here = refitted(known, some_due(500), 2, 0)
+    known = refitted(OutputLengths(), some_taken(20, "other"), 1, 0)
+    apart = refitted_apart(known, some_taken(500), 2, 0)
+    here = refitted(known, some_taken(500), 2, 0)
     assert apart.version == 2
     assert apart.keys.keys() == here.keys.keys()
     assert apart.keys[TASK, NODE, "m"].forest is not None
@@ -58,22 +66,42 @@ def test_what_is_learnt_apart_is_what_would_be_learnt_here() -> None:
 
 def test_only_the_first_forest_of_a_node_is_urgent() -> None:
     nothing = OutputLengths()
-    assert not has_first_forest(some_due(MIN_FOREST_SAMPLES - 1), nothing)
-    assert has_first_forest(some_due(MIN_FOREST_SAMPLES), nothing)
-    quantiles = refitted(nothing, some_due(MIN_FOREST_SAMPLES - 1), 1, 0)
-    assert has_first_forest(some_due(MIN_FOREST_SAMPLES), quantiles)
-    grown = refitted(nothing, some_due(MIN_FOREST_SAMPLES), 1, 0)
-    assert not has_first_forest(some_due(2 * MIN_FOREST_SAMPLES), grown)
+    key = (TASK, NODE, "m")
+    assert not has_first_forest({key: MIN_FOREST_SAMPLES - 1}, nothing)
+    assert has_first_forest({key: MIN_FOREST_SAMPLES}, nothing)
+    quantiles = refitted(nothing, some_taken(MIN_FOREST_SAMPLES - 1), 1, 0)
+    assert has_first_forest({key: MIN_FOREST_SAMPLES}, quantiles)
+    grown = refitted(nothing, some_taken(MIN_FOREST_SAMPLES), 1, 0)
+    assert not has_first_forest({key: 2 * MIN_FOREST_SAMPLES}, grown)
+
+
+async def test_outputs_that_wait_for_their_next_forest_are_not_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every finished run asks whether a fit is due."""
+    learning, copied = Learning(), list[Due]()
+
+    def taken(self: LengthHistory, due: Due) -> Taken:
+        copied.append(due)
+        return {}
+
+    monkeypatch.setattr(LengthHistory, "taken", taken)
+    monkeypatch.setattr(learning_module, "RELEARN_S", 0.0)
+    learning.restore(some_samples(MIN_FOREST_SAMPLES), ())
+    for _ in range(5):
+        learning.refit_when_due()
+        await asyncio.sleep(0.001)
+    assert copied == [{(TASK, NODE, "m"): MIN_FOREST_SAMPLES}]
 
 
 def test_growing_forests_leaves_nothing_in_the_process() -> None:
     code = """
 import sys
-from test_profiler_memory import some_due
+from test_profiler_memory import some_taken
 from cato.control.fitting import refitted_apart
 from cato.control.profiler import Profiler
 from cato.estimators.output_lengths import OutputLengths
-assert refitted_apart(OutputLengths(), some_due(500), 1, 0).keys
+assert refitted_apart(OutputLengths(), some_taken(500), 1, 0).keys
 assert not {"sklearn", "quantile_forest"} & set(sys.modules), "learning was done here"
 """
     here = Path(__file__)

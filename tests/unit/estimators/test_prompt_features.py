@@ -49,16 +49,17 @@ def test_a_huge_message_is_examined_at_its_ends() -> None:
     assert named(Asked(1, text=f"{prose}\n```go\nx\n```\n{prose}"))["fences"] == 0
 
 
-def test_earlier_answers_are_those_of_the_same_user_and_node_and_hold_no_name() -> None:
+def test_earlier_answers_are_those_of_the_same_task_node_and_user_and_hold_no_name() -> None:
     earlier = EarlierAnswers(kept=2, most=2)
     for tokens in (10, 20, 30):
-        earlier.add("generate", "ann", tokens)
-    assert earlier.of("generate", "ann") == (20, 30)
-    assert earlier.of("explain", "ann") == earlier.of("generatea", "nn") == ()
+        earlier.add("t", "generate", "ann", tokens)
+    assert earlier.of("t", "generate", "ann") == (20, 30)
+    assert earlier.of("t", "explain", "ann") == earlier.of("u", "generate", "ann") == ()
+    assert earlier.of("t", "generatea", "nn") == earlier.of("tg", "enerate", "ann") == ()
     assert "ann" not in repr(earlier)
-    earlier.add("generate", "bob", 1)
-    earlier.add("generate", "cem", 1)
-    assert earlier.of("generate", "ann") == ()  # the longest ago
+    earlier.add("t", "generate", "bob", 1)
+    earlier.add("t", "generate", "cem", 1)
+    assert earlier.of("t", "generate", "ann") == ()  # the longest ago
 
 
 def test_a_forest_that_sees_the_fences_bounds_what_they_tell(

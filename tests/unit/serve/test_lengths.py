@@ -42,12 +42,12 @@ def test_earlier_answers_of_a_session_are_known_to_its_next_call_alone() -> None
     stopped = an_execution(llm=facts(tokens=5, reason=""), status="cancelled")
     predictor.learn(ASKED, a_receipt(an_execution(llm=facts(tokens=20)), stopped))
     at = NAMES.index("log_earlier_last")
-    same, other = (
-        predictor.predicted(asker, TASK, NODE, a_call()).features[at]
-        for asker in (ASKED, Asker("t", turn=3))
+    same, other, of_other_task = (
+        predictor.predicted(asker, task, NODE, a_call()).features[at]
+        for asker, task in ((ASKED, TASK), (Asker("t", turn=3), TASK), (ASKED, TaskName("u")))
     )
     assert same == pytest.approx(log(20), abs=1e-3)
-    assert other == -1.0
+    assert other == of_other_task == -1.0
 
 
 def test_calls_that_generate_nothing_have_no_length() -> None:

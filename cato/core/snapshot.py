@@ -151,6 +151,10 @@ class Invocation:
             has_begun=self.generated > 0,
         )
 
+    def of_each(self, tokens: int) -> int:
+        """Tokens of one of its answers, from the sum that replicas report."""
+        return -(-tokens // self.calls)
+
     def left_tokens(self, tokens: int = 0) -> float:
         """Expected tokens still to come once this attempt has generated `tokens`.
 
@@ -192,8 +196,8 @@ def due_s(invocation: Invocation, first_token_at_s: float | None, output_tokens:
 class Running:
     """An invocation on a replica. Policies read it; only the orchestrator mutates it.
 
-    `tokens` were generated as last reported; `first_token_at_s` is None while the prompt waits in
-    the engine or is processed.
+    `tokens` were generated as last reported; of several answers to one request each has so many.
+    `first_token_at_s` is None while the prompt waits in the engine or is processed.
     """
 
     invocation: Invocation
@@ -241,7 +245,7 @@ class Running:
 
     @property
     def context_tokens(self) -> int:
-        return self.invocation.prompt_tokens + self.tokens
+        return self.invocation.prompt_tokens + self.invocation.calls * self.tokens
 
 
 class ReplicaView(Protocol):

@@ -90,7 +90,9 @@ class Leases:
             return []
         served = lease.running.invocation
         self._backlog.stages.went(served)
-        tokens = max(output_tokens, lease.running.tokens)
+        # The reported sum: its share of each answer was rounded up.
+        known = max(0, lease.running.tokens * served.calls - (served.calls - 1))
+        tokens = max(output_tokens, known)
         paid = served.expected_tokens * served.calls
         self._shares.charge(served.tenant, served.weight, 0, tokens - paid)
         replica = self._replicas.known.get(lease.replica_id)
@@ -116,8 +118,9 @@ class Leases:
         """Learn from a call's end, then release its lease."""
         invocation, replicas = lease.running.invocation, self._replicas
         replica = replicas.known.get(lease.replica_id)
+        tokens = invocation.of_each(event.output_tokens)
         if event.outcome == "done" and self._backlog.policies.corrects:
-            running, tokens = lease.running, event.output_tokens
+            running = lease.running
             self.lengths.ended(invocation, tokens)
             if replica is not None:
                 self._see_pace(replica, running, tokens, _step_s(replica, running, tokens))
@@ -126,7 +129,6 @@ class Leases:
                     is_lost = _is_late(running, tokens, now_s)
                     replica.pace.turns.add(1.0, now_s, is_lost=is_lost)
         if replica is not None:
-            tokens = event.output_tokens
             if event.outcome == "done":
                 # However many tokens it had, all that was expected is done: lengths that are
                 # believed wrongly make what is queued take less time or more, too.
@@ -208,9 +210,12 @@ class Leases:
     def progress(self, replica: Replica, event: ReplicaProgressed) -> None:
         """The replica reports the tokens of its calls."""
         done_s = 0.0
-        for id, tokens in event.tokens:
+        for id, reported in event.tokens:
             running = replica.leases.get(id)
-            if running is not None and tokens > running.tokens:
+            if running is None:
+                continue
+            tokens = running.invocation.of_each(reported)
+            if tokens > running.tokens:
                 done_s += self._backlog.done_s(self.by_id[id], tokens)
                 self._see_tokens(replica, running, tokens)
         self._backlog.worked(done_s)
@@ -230,7 +235,7 @@ class Leases:
             if tokens == 1:
                 _learn_delays(replica, lease, now_s)
             replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
-        replica.context_tokens += tokens - running.tokens
+        replica.context_tokens += running.invocation.calls * (tokens - running.tokens)
         running.saw(tokens, now_s, step_s)
         self._backlog.stages.progressed(running)
         running.prompts_seen_s = replica.prompts_done_s
@@ -238,8 +243,8 @@ class Leases:
     def _see_pace(self, replica: Replica, running: Running, tokens: int, step_s: float) -> bool:
         """Compare the time since the last report with the prediction: True if the pace changes.
 
-        `step_s`: a step's predicted time now. Several answers to one request report the sum of
-        their tokens, which says little of their steps, because some end before others.
+        `step_s`: a step's predicted time now. The tokens of several answers to one request say
+        little of their steps, because some end before others.
         """
         if running.first_token_at_s is None or tokens <= running.tokens:
             return False

@@ -8,14 +8,14 @@ import typer
 
 from cato.cli.serve import DEFAULT_FILE, checked, console
 from cato.config.lines import with_lines
-from cato.serve.preflight import problems_of_names
+from cato.serve.preflight import problems_of_checkers, problems_of_names
 
 
 def check(file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE) -> None:
-    """Check the file and its workflows, profiles, models, indexes and store; print every problem
-    with its line. Exit code 2 if there is any."""
+    """Check the file and its workflows, profiles, models, indexes and store, and try its checkers;
+    print every problem with its line. Exit code 2 if there is any."""
     deploy = checked(file)
-    problems = with_lines(problems_of_names(deploy))
+    problems = with_lines([*problems_of_names(deploy), *problems_of_checkers(deploy)])
     for problem in problems:
         console.print(str(problem), style="red", markup=False, highlight=False)
     if problems:

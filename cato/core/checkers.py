@@ -26,6 +26,22 @@ FILE_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """Name of the code's file, by language; see `file_name`."""
 
+SAMPLES: Mapping[str, str] = MappingProxyType(
+    {
+        "python": '"""A program."""\n',
+        "java": "class Main {\n}\n",
+        "javascript": '"use strict";\n',
+        "typescript": "export const x: number = 1;\n",
+        "tsx": "export const x: number = 1;\n",
+        "c": "int main(void) { return 0; }\n",
+        "cpp": "int main() { return 0; }\n",
+        "csharp": "class Program { static void Main() { } }\n",
+        "go": "package main\n\nfunc main() {}\n",
+        "rust": "fn main() {}\n",
+    }
+)
+"""A correct program, by language: a checker that finds it wrong does not work on its host."""
+
 # Not in a comment whose lines begin with a mark. A file name has at most 255 bytes, 4 a character.
 _JAVA_PUBLIC_TYPE = re.compile(
     r"^[ \t]*public[ \t]+(?:(?:final|abstract|sealed|non-sealed|strictfp)[ \t]+)*"

@@ -6,18 +6,21 @@ minutes later, in a log.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cato.config.deploy_file import DeployFile
 from cato.config.paths import resolve, resolve_index
 from cato.config.places import model_path
+from cato.core.checkers import CheckerSpec
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import DeploymentSpec, ModelSpec, Topology
 from cato.profiles.load import check_profiles, load_profiles
+from cato.serve.nodes.checkers import Checkers
 from cato.store.errors import StoreError
 from cato.store.files import check_is_store
 from cato.store.location import default_location, store_url
@@ -61,6 +64,26 @@ def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Pr
         for path in (files or own)
         for problem in unknown_names(str(path), load_workflow(path), models, deploy.ingress)
     ]
+
+
+def problems_of_checkers(deploy: DeployFile) -> list[Problem]:
+    """Checkers that do not work on this host, each tried on a correct program.
+
+    They do not prevent serving: code that they should check counts as unchecked.
+    """
+    specs = deploy.ingress.checkers
+    return [
+        Problem(
+            str(deploy.path), f"checkers.{name}", specs[name].command[0], f"on this host it {why}"
+        )
+        for name, why in asyncio.run(_troubles(specs)).items()
+        if why
+    ]
+
+
+async def _troubles(specs: Mapping[str, CheckerSpec]) -> dict[str, str]:
+    checkers = Checkers(specs)
+    return {name: await checkers.trouble(name) for name in specs}
 
 
 def models_of(topology: Topology) -> list[ModelSpec]:

@@ -6,6 +6,9 @@ whole group is killed when the command ends, times out or is cancelled.
 
 Compilers read files that the code includes. So only messages about the code itself are kept, and
 the command inherits no environment variable but `PATH`.
+
+A command that fails without naming a place in the code may not work on this host: too little
+memory, a missing file. It is then tried on a correct program, and has no verdict if it fails there.
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from cato.core.checkers import FILE, CheckerSpec, file_name
+from cato.core.checkers import FILE, SAMPLES, CheckerSpec, file_name
 from cato.serve.nodes.languages import as_bytes
 
 log = logging.getLogger("cato.nodes")
@@ -39,6 +43,8 @@ MAX_ERRORS = 20
 _MAX_OUTPUT = 64 * 1024
 _MAX_MESSAGE_CHARS = 300
 _MAX_FILE_BYTES = 64 << 20
+# How long a checker is believed to work, or not to, after it was tried.
+_TRIED_AGAIN_S = 60.0
 # Exit statuses of shells, and of our launcher, for a program that cannot be run.
 _CANNOT_RUN = (126, 127)
 
@@ -60,11 +66,24 @@ except OSError as error:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a checker said of some code; `errors` is None without a verdict, for that `reason`.
+
+    `failed` is set if it ended with errors but named no place in the code.
+    """
+
+    errors: list[dict[str, object]] | None
+    reason: str = ""
+    failed: bool = False
+
+
 class Checkers:
     """The deployment's checkers by name."""
 
     def __init__(self, specs: Mapping[str, CheckerSpec]) -> None:
         self._specs = dict(specs)
+        self._trials: dict[str, tuple[float, _Said]] = {}  # when, and what came of it
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checker")
 
     def has(self, name: str) -> bool:
@@ -76,6 +95,33 @@ class Checkers:
 
     async def errors(self, name: str, code: str) -> list[dict[str, object]] | None:
         """The errors that checker `name` finds in `code`; None without a verdict."""
+        said = await self._said(name, code)
+        if said.errors is None:
+            log.warning("checker %s: %s", name, said.reason)
+        elif said.failed:
+            trial = await self._trial(name)
+            if trial.failed or trial.errors is None:
+                log.warning("checker %s does not work here: %s", name, trial.reason)
+                return None
+        return said.errors
+
+    async def trouble(self, name: str) -> str:
+        """Why checker `name` does not work on this host; empty if it does."""
+        trial = await self._trial(name)
+        if trial.errors:
+            wrong = trial.reason or str(trial.errors[0]["message"])
+            return f"finds a correct program wrong: {wrong}"
+        return trial.reason
+
+    async def _trial(self, name: str) -> _Said:
+        """What it says of a correct program, now or a moment ago."""
+        tried_s, said = self._trials.get(name, (-math.inf, _Said(None)))
+        if time.monotonic() - tried_s > _TRIED_AGAIN_S:
+            said = await self._said(name, SAMPLES[self._specs[name].language])
+            self._trials[name] = time.monotonic(), said
+        return said
+
+    async def _said(self, name: str, code: str) -> _Said:
         run = _Run(name, self._specs[name])
         loop = asyncio.get_running_loop()
         try:
@@ -93,10 +139,9 @@ class _Run:
         self._process: subprocess.Popen[bytes] | None = None
         self._over = threading.Event()
 
-    def __call__(self, code: str, asked_s: float) -> list[dict[str, object]] | None:
+    def __call__(self, code: str, asked_s: float) -> _Said:
         if time.monotonic() - asked_s > self._spec.time_s:
-            log.warning("checker %s: waited too long for other checks", self._name)
-            return None
+            return _Said(None, "waited too long for other checks")
         folder = Path(tempfile.mkdtemp(prefix="cato-check-"))
         try:
             work = folder / "work"
@@ -105,25 +150,23 @@ class _Run:
             (work / file).write_bytes(as_bytes(code))
             status = self._status(work, folder / "output", file)
             if status is None:
-                return None
+                return _Said(None, f"was killed after {self._spec.time_s:g} s, or with its run")
             output = (folder / "output").read_bytes()[:_MAX_OUTPUT].decode("utf-8", "replace")
             output = output.replace(f"{work}/", "")  # some print the whole path
         except OSError as error:
-            log.warning("checker %s: %s", self._name, error)
-            return None
+            return _Said(None, str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        printed = output.strip()[:_MAX_MESSAGE_CHARS]
         if status in _CANNOT_RUN or status < 0:
-            how = f"signal {-status}" if status < 0 else output.strip()[:_MAX_MESSAGE_CHARS]
-            log.warning("checker %s failed to run: %s", self._name, how)
-            return None
+            return _Said(None, f"cannot run: {f'signal {-status}' if status < 0 else printed}")
         if status == 0:
-            return []
+            return _Said([])
         if found := errors_in(output, file, self._name):
-            return found
-        said = f"{self._name}: exit status {status}"
-        log.warning("checker %s without a place in the code: does it run on this host?", said)
-        return [{"line": 1, "column": 1, "message": said}]
+            return _Said(found)
+        how = f"exit status {status}"
+        error: dict[str, object] = {"line": 1, "column": 1, "message": f"{self._name}: {how}"}
+        return _Said([error], f"{how}: {printed}", failed=True)
 
     def _status(self, work: Path, output: Path, file: str) -> int | None:
         """The exit status; None if it timed out or was cancelled."""
@@ -156,10 +199,7 @@ class _Run:
             status = process.wait()
         if was_ended:
             return None
-        if not is_done:
-            log.warning("checker %s was killed after %g s", self._name, spec.time_s)
-            return None
-        return status
+        return status if is_done else None
 
     def end(self) -> None:
         """Kill the command, or prevent it from starting."""

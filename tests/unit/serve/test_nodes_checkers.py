@@ -17,9 +17,11 @@ import yaml
 from ingress_kit import a_pool, running
 from kits.processes import is_alive
 from nodes_kit import Fixed
+from typer.testing import CliRunner
 
+from cato.cli import app
 from cato.config.checkers import CheckerArgs
-from cato.core.checkers import FILE_NAMES, CheckerSpec
+from cato.core.checkers import FILE_NAMES, SAMPLES, CheckerSpec
 from cato.core.ids import NodeId
 from cato.core.topology import IngressSpec
 from cato.core.workflow import ValidateSettings
@@ -30,6 +32,7 @@ from cato.serve.nodes.runner import NodeRunner
 from cato.workflows.load import load_workflow
 from cato.workflows.names import unknown_names
 
+ROOT = Path(__file__).parents[3]
 PY_COMPILE = CheckerSpec("python", (sys.executable, "-m", "py_compile", "{file}"))
 GCC = CheckerSpec("c", ("gcc", "-fsyntax-only", "-Wall", "{file}"))
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
@@ -58,7 +61,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_every_language_of_the_grammars_has_a_file_name() -> None:
-    assert set(FILE_NAMES) == set(LANGUAGES)
+    assert set(FILE_NAMES) == set(SAMPLES) == set(LANGUAGES)
 
 
 def test_a_compiler_finds_what_a_grammar_cannot() -> None:
@@ -173,9 +176,69 @@ def test_memory_is_limited(
     takes = "bytearray(400 << 20)"
     assert checked(a_script(takes))["ok"]
     result = checked(a_script(takes, memory_bytes=200 << 20))
-    assert result["errors"] == [{"line": 1, "column": 1, "message": "tool: exit status 1"}]
-    [record] = caplog.records  # the operator's; it quotes nothing
-    assert "tool: exit status 1 without a place" in record.getMessage()
+    assert (result["ok"], result["checked"]) == (True, False), "the code is not to blame"
+    [record] = caplog.records
+    assert "tool does not work here: exit status 1" in record.getMessage()
+    assert "MemoryError" in record.getMessage()
+
+
+def test_a_failure_without_a_place_is_the_codes_if_the_checker_works(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    script = (
+        "import sys; open(sys.argv[1], 'a').write('.'); code = open(sys.argv[2]).read();"
+        "sys.exit('no secret for the log' if 'x' in code else 0)"
+    )
+    checkers = Checkers({"tool": a_script(script, str(runs))})
+
+    async def twice() -> list[Any]:
+        return [await checkers.errors("tool", "x = 1\n") for _ in range(2)]
+
+    error = {"line": 1, "column": 1, "message": "tool: exit status 1"}
+    assert asyncio.run(twice()) == [[error]] * 2
+    assert len(runs.read_text()) == 3, "it was tried once on a correct program"
+
+
+def test_a_linter_that_dislikes_the_correct_program_still_has_verdicts() -> None:
+    script = "import sys; print('main.py:1: D9 no author'); sys.exit(1)"
+    assert checked(a_script(script))["errors"][0]["message"] == "tool: D9 no author"
+
+
+@pytest.mark.parametrize(
+    ("spec", "trouble"),
+    [
+        (PY_COMPILE, ""),
+        (CheckerSpec("python", ("no-such-compiler", "{file}")), "cannot run: "),
+        (a_script("bytearray(400 << 20)", memory_bytes=200 << 20), "MemoryError"),
+        (a_script("import os; os.environ['GOPATH']"), "KeyError: 'GOPATH'"),
+        (a_script("import time; time.sleep(60)", time_s=0.5), "was killed after 0.5 s"),
+        (a_script("print('main.py:1: no'); exit(1)"), "finds a correct program wrong: tool: no"),
+        pytest.param(GCC, "", marks=needs_gcc),
+        pytest.param(JAVAC, "", marks=needs_javac),
+        pytest.param(NODE, "", marks=needs_node),
+    ],
+)
+def test_a_checker_is_tried_on_a_correct_program(spec: CheckerSpec, trouble: str) -> None:
+    found = asyncio.run(Checkers({"tool": spec}).trouble("tool"))
+    assert (trouble in found) if trouble else found == ""
+
+
+@pytest.mark.parametrize("language", SAMPLES)
+def test_the_correct_programs_are_correct(language: str) -> None:
+    assert validate.syntax_errors(language, SAMPLES[language]) == []
+
+
+def test_the_command_names_the_checkers_that_do_not_work(tmp_path: Path) -> None:
+    deployment = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
+    [args] = [a["args"] for a in deployment["applications"] if a["name"] == "cato"]
+    works = {"language": "python", "command": list(PY_COMPILE.command)}
+    args["checkers"] = {"works": works, "lost": {**works, "command": ["no-such-tool", "{file}"]}}
+    file = tmp_path / "deployment.yaml"
+    file.write_text(yaml.safe_dump(deployment))
+    result = CliRunner().invoke(app, ["check", str(file)])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 2
+    assert "checkers.lost: on this host it cannot run: " in said
+    assert "checkers.works" not in said
 
 
 def test_a_checker_sees_no_variable_of_the_server_and_no_shell(
@@ -255,7 +318,7 @@ def test_a_workflow_that_names_an_unknown_checker_is_told_what_there_is(tmp_path
     assert "gcc" in str(problem)
 
 
-TUTORIAL = Path(__file__).parents[3] / "workflows" / "README.md"
+TUTORIAL = ROOT / "workflows" / "README.md"
 
 
 async def test_the_documented_checker_model_mends_what_it_rejects(tmp_path: Path) -> None:

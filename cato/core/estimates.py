@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from cato.core.budgets import NodeEstimate
 from cato.core.ids import NodeId, PoolName, TaskName
@@ -64,9 +65,10 @@ def estimates_of(
     """
     found = {}
     for node in workflow.nodes if measured else ():
-        settings = node.settings
-        calls = isinstance(settings, LlmSettings | CallSettings)
-        known = measured.get((node.id, called(settings.model) if calls else ""))
+        settings, model = node.settings, ""
+        if isinstance(settings, LlmSettings | CallSettings):
+            model = called(settings.model)
+        known = measured.get((node.id, model))
         if known is not None:
             found[node.id] = known
     return found
@@ -153,7 +155,8 @@ def _was_stopped(x: NodeReceipt, excuse: Excuse) -> bool:
     if x.status == NodeStatus.CANCELLED.value:
         return True
     is_failed = x.status in (NodeStatus.ABSENT.value, NodeStatus.FAILED.value)
-    return is_failed and bool(x.limit_s) and x.spent_s >= x.limit_s - _ROUNDING_S
+    limit_s = x.limit_s or inf
+    return is_failed and x.spent_s >= limit_s - _ROUNDING_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ PRIOR_PROMPT_TOKENS = 300
 PRIOR_OUTPUT_TOKENS = 64
 PRIOR_TURN_TOKENS = 220
 CALL_NODE = NodeId("call")
-# SLO of a direct model call: TTFT, as for the generation task.
+# SLO of a direct model call, whose answer streams as it is written.
 CALL_SLO = Slo(SloMetric.TTFT, 1.5)
 CALL_DEADLINE_S = 600.0
 # Shadow calls for canaries: how many run at once, and their weight in a full pool relative to a

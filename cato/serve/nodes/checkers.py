@@ -165,8 +165,8 @@ class _Run:
         if found := errors_in(output, file, self._name):
             return _Said(found)
         how = f"exit status {status}"
-        error: dict[str, object] = {"line": 1, "column": 1, "message": f"{self._name}: {how}"}
-        return _Said([error], f"{how}: {printed}", failed=True)
+        found = [{"line": 1, "column": 1, "message": f"{self._name}: {how}"}]
+        return _Said(found, f"{how}: {printed}", failed=True)
 
     def _status(self, work: Path, output: Path, file: str) -> int | None:
         """The exit status; None if it timed out or was cancelled."""

@@ -209,6 +209,34 @@ async def test_what_only_anthropics_servers_can_do_is_refused_by_field(
     assert (await post(tmp_path, MESSAGES, {**MESSAGE_CALL[1], field: None})).status_code == 200
 
 
+async def test_documents_reach_the_engine_as_text_and_others_say_what_to_send(
+    tmp_path: Path,
+) -> None:
+    text = {"type": "text", "media_type": "text/plain", "data": "Use tabs."}
+    note = {"type": "document", "title": "Style", "source": text}
+    body = {**MESSAGE_CALL[1], "messages": [{"role": "user", "content": [note]}]}
+    response = await post(tmp_path, MESSAGES, body)
+    assert response.status_code == 200, response.text
+    plain = {"type": "text", "text": "Document: Style\nUse tabs."}
+    same = {**body, "messages": [{"role": "user", "content": [plain]}]}
+    answers = [r.json() for r in (response, await post(tmp_path, MESSAGES, same))]
+    assert answers[0]["content"] == answers[1]["content"]
+    assert answers[0]["usage"] == answers[1]["usage"]
+    note["source"] = {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        refused = await post(tmp_path, path, body)
+        assert refused.status_code == 400
+        assert "Send its text" in refused.json()["error"]["message"]
+
+
+async def test_a_tool_without_a_schema_is_refused_with_what_to_send(tmp_path: Path) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    response = await post(tmp_path, MESSAGES, {**MESSAGE_CALL[1], "tools": [search]})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert "'web_search' (type web_search_20250305) has no input_schema" in message
+
+
 async def test_anthropics_threads_go_on_with_the_whole_conversation(tmp_path: Path) -> None:
     """Its SDK's tool runner sends only the new messages of a turn, unless told that it cannot."""
     async with (
@@ -371,8 +399,8 @@ async def test_a_count_that_no_engine_can_make_is_estimated(tmp_path: Path) -> N
     tokens = response.json()["input_tokens"]
     assert tokens > a_profile().context_tokens
     assert tokens == pytest.approx(expected.json()["input_tokens"], rel=0.5)
-    document = {"type": "document", "source": {"type": "text", "data": "x" * 50_000}}
-    body["messages"].append({"role": "user", "content": [document]})  # has no chat counterpart
+    sound = {"type": "audio", "source": {"type": "base64", "data": "x" * 50_000}}
+    body["messages"].append({"role": "user", "content": [sound]})  # has no chat counterpart
     response, _ = await counted(tmp_path, body, CheckingEngine)
     assert response.status_code == 200
     assert response.json()["input_tokens"] == pytest.approx(tokens, abs=10)

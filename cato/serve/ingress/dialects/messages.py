@@ -29,6 +29,7 @@ from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.naming import Target, model_of_task, pool_of, with_model
 from cato.serve.ingress.relay import relay_typed
 from cato.wire.counting import SECTION_TOKENS, estimated_tokens
+from cato.wire.documents import with_plain_blocks
 from cato.wire.endpoint import Endpoint
 from cato.wire.messages import NO_THREADS, MessagesWriter
 
@@ -50,13 +51,14 @@ def routes(ingress: Ingress) -> APIRouter:
         """Answer a conversation in Anthropic's dialect."""
         body = with_model(await read_object(request, ingress.max_body_bytes))
         _check_fields(body)
-        return await _answer(ingress, request, _without_tier(body))
+        return await _answer(ingress, request, with_plain_blocks(_without_tier(body)))
 
     @router.post("/v1/messages/count_tokens", **document.COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a conversation with the model that would answer it, even if they are
         more than its context. Costs no tokens."""
-        body = _without_tier(with_model(await read_object(request, ingress.max_body_bytes)))
+        body = with_model(await read_object(request, ingress.max_body_bytes))
+        body = with_plain_blocks(_without_tier(body))
         chat = read_chat(ingress, request, Endpoint.COUNT_TOKENS, body)
         target = target_of(ingress, request, chat)
         if target.task is not None:

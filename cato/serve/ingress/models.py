@@ -87,8 +87,12 @@ def _model(ingress: Ingress, name: str, context_tokens: int | None, root: str) -
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(ingress.started_at, UTC).isoformat(),
+        "lifecycle": "active",
         "root": root,
+        # The same by the names that other clients read: llama.vscode, LiteLLM, Anthropic's SDK.
         "max_model_len": context_tokens,
+        "max_input_tokens": context_tokens,
+        "context_length": context_tokens,
     }
 
 

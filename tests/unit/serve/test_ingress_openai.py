@@ -68,7 +68,8 @@ async def test_models_are_real_ones_with_aliases_then_virtual_ones(tmp_path: Pat
         "cato-generation",
         "cato-auto",
     ]
-    assert {m["max_model_len"] for m in answer["data"]} == {4096}
+    for name in ("max_model_len", "max_input_tokens", "context_length"):
+        assert {m[name] for m in answer["data"]} == {4096}
     assert {m["owned_by"] for m in answer["data"]} == {"cato"}
 
 

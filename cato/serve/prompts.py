@@ -16,7 +16,7 @@ from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
 from cato.wire.as_chat import messages_as_chat
 from cato.wire.counting import estimated_tokens
-from cato.wire.limits import COMPLETION_TOKENS, limits_of, with_limits
+from cato.wire.limits import COMPLETION_TOKENS, MOST_ERROR, limits_of, with_limits
 from cato.wire.prefix import block_chars, chain
 from cato.workflows.fim import fit_fim, render_fim
 from cato.workflows.fim_families import stop_strings
@@ -207,12 +207,16 @@ def most_output_tokens(settings: CallSettings, context_tokens: int) -> int:
 def with_room(settings: CallSettings, refused: ContextLengthError) -> CallSettings | None:
     """`settings` with a token limit that leaves room for the prompt, after an engine refused it.
 
+    An engine that stopped counting the prompt gets a limit that its estimate leaves for certain.
     None if that cannot help: there is no limit, or the prompt alone is too long.
     """
     limit, prompt, context = settings.max_tokens, refused.prompt_tokens, refused.context_tokens
-    if limit is None or prompt is None or context is None:
+    if limit is None or context is None:
         return None
-    room = context - prompt
+    if prompt is None:
+        room = max(int(context - MOST_ERROR * settings.prompt.tokens), context // 4)
+    else:
+        room = context - prompt
     if not 0 < room < limit:
         return None
     body = with_limits(settings.body, dict.fromkeys(limits_of(settings.body), room))

@@ -7,6 +7,8 @@ from typing import Any
 
 COMPLETION_TOKENS = 16
 """vLLM's limit of a completion without one; other answers may go on to the context's end."""
+MOST_ERROR = 1.3
+"""Factor by which an estimate of a prompt's tokens may be wrong, either way."""
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 MIN_THINKING_TOKENS = 1024
 """The smallest thinking budget in Anthropic's API and in vLLM's."""

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from cato.core.errors import InputError
 from cato.core.topology import OutputCaps
 from cato.engines.base import Endpoint
-from cato.wire.limits import with_limits
+from cato.wire.limits import MOST_ERROR, with_limits
 
-# Prompt tokens are estimated, and an engine refuses a limit that does not fit the context. Factors
-# by which the real prompt may exceed the estimate: when it came as tokens, when an engine counted
-# the previous turn, for any other prompt, and when the client sets no limit.
+# Prompt tokens are estimated. Factors by which the estimate may be wrong: when the prompt came as
+# tokens, when an engine counted the previous turn, for any other prompt, and when the client sets
+# no limit.
 EXACT = 1.0
 CORRECTED = 1.06
-ESTIMATED = 1.3
+ESTIMATED = MOST_ERROR
 SURE_FACTOR = 2.0
 
 _FIELDS = {
@@ -57,10 +57,11 @@ def limited(
 ) -> tuple[dict[str, object], int | None]:
     """A direct call's body with a token limit that fits, and that limit.
 
-    The limit is cut to the server's cap and to the context left by the prompt, since clients send
-    the largest value they know; fields that must not exceed it follow (`with_limits`). A body
-    without a limit gets the cap if it certainly fits; otherwise None: the answer ends at the
-    context's end. `factor`: how much longer than `prompt_tokens` the prompt may be.
+    The limit is cut to the server's cap and to the context that the prompt may leave, since clients
+    send the largest value they know; fields that must not exceed it follow (`with_limits`). vLLM
+    0.32 lowers it to what the prompt really leaves; an engine that refuses it is asked again
+    (`with_room`). A body without a limit gets the cap if it certainly fits; otherwise None: the
+    answer ends at the context's end. `factor`: how wrong `prompt_tokens` may be.
     """
     if endpoint is Endpoint.COMPLETIONS and _asks_only_for_its_prompt(body):
         return dict(body), 1  # vLLM generates one token and leaves it out
@@ -68,7 +69,7 @@ def limited(
     cap = caps.completion
     if endpoint is not Endpoint.COMPLETIONS:
         cap = caps.agent if body.get("tools") else caps.chat
-    room = int(context_tokens - factor * prompt_tokens)
+    room = int(context_tokens - prompt_tokens / factor)
     asked = max_tokens_of(body, *fields)
     if asked is not None:
         # If the prompt is estimated too long, the engine decides.

@@ -77,10 +77,10 @@ def test_no_limit_is_set_that_may_not_fit_behind_the_prompt() -> None:
 )
 def test_a_limit_gives_way_to_the_prompt_in_every_dialect(endpoint: Endpoint, field: str) -> None:
     body: dict[str, object] = {"messages": SAID, field: 8_192}
-    assert limited_to(endpoint, body, 600, 1024)[field] == 256  # a quarter, should it fit
-    assert limited_to(endpoint, body, 450, 1024)[field] == 1024 - 585
-    sure, limit = limited(body, endpoint, 400, 800, CAPS, factor=CORRECTED)
-    assert sure[field] == limit == 800 - 424
+    assert limited_to(endpoint, body, 1300, 1024)[field] == 256  # a quarter, should it fit
+    assert limited_to(endpoint, body, 780, 1024)[field] == 1024 - 600, "the engine lowers it more"
+    sure, limit = limited(body, endpoint, 530, 800, CAPS, factor=CORRECTED)
+    assert sure[field] == limit == 800 - 500
 
 
 def test_a_thinking_budget_stays_below_a_limit_that_is_lowered() -> None:
@@ -95,7 +95,7 @@ def test_a_thinking_budget_stays_below_a_limit_that_is_lowered() -> None:
     body, _ = limited(asked, Endpoint.MESSAGES, 600, 6000, caps)
     assert body["max_tokens"] == 4096
     body, _ = limited(asked, Endpoint.MESSAGES, 3000, 6000, caps)
-    assert (body["max_tokens"], body["thinking"]) == (2100, {**thinking, "budget_tokens": 2099})
+    assert (body["max_tokens"], body["thinking"]) == (3692, {**thinking, "budget_tokens": 3691})
     assert asked == before, "the client's body is kept for the receipt and for other attempts"
 
 
@@ -161,6 +161,32 @@ def test_an_engine_that_has_less_room_than_estimated_is_asked_for_less_of_everyt
         "min_tokens": 2000,
         "thinking": {"type": "enabled", "budget_tokens": 1999},
     }
+
+
+@pytest.mark.parametrize(("estimate", "room"), [(2000, 1400), (3500, 1000)])
+def test_an_engine_that_stopped_counting_is_asked_for_what_fits_for_certain(
+    estimate: int, room: int
+) -> None:
+    prompt = Prompt(estimate, estimate)
+    call = CallSettings("m", "chat/completions", {"max_tokens": 1500}, False, 100, prompt, 1500)
+    refused = ContextLengthError("at least", context_tokens=4000)
+    lowered = with_room(call, refused)
+    assert lowered is not None
+    assert (lowered.body, lowered.max_tokens) == ({"max_tokens": room}, room)
+    assert with_room(lowered, refused) is None, "a second refusal is the client's"
+
+
+async def test_an_answer_gets_all_the_room_that_the_engine_says_there_is(tmp_path: Path) -> None:
+    """The estimate of this prompt is too high, as for most prose."""
+    pool, engine = a_pool("sim-fast", "fast", replicas=0), HearingEngine()
+    pool.add(engine)
+    prompt = "word " * 2000
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit, kit.http() as http:
+        ask = {"model": "fast", "prompt": prompt, "max_tokens": 5000, "stream": True}
+        await http.post("/v1/completions", json=ask)
+    real = engine.bodies[-1]["max_tokens"]
+    assert isinstance(real, int)
+    assert real == 4096 - a_profile().count_tokens(prompt)
 
 
 class HearingEngine(SimulatedEngine):

@@ -151,8 +151,7 @@ def simulate(
                 raise typer.BadParameter("`papers` takes no --policy, --metric or --json")
             _papers(options, plot or Path(papers.NAME), console)
             return
-        if chosen.metrics:
-            check_metrics(metric or (), chosen.metrics)
+        check_metrics(metric or (), chosen.metrics)
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)
     _tell(report, chosen, metric or (), json_file, plot, console)
@@ -175,7 +174,7 @@ def _tell(
     if not is_whole:
         console.print("Interrupted: only what all arms had finished.", style="yellow")
         raise typer.Exit(INTERRUPTED_CODE)
-    check_metrics(wanted, known)  # last: an unknown name must not cost the results
+    check_metrics(wanted, known)  # last: the chosen policies may lack one, which costs no results
 
 
 def _write(

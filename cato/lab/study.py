@@ -19,6 +19,7 @@ from cato.lab.experiments.common import measured
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Interrupted, Options, Progress, run_all
 from cato.sim.fleet import PoolSetup
+from cato.sim.metrics import NAMES
 from cato.sim.report import Mean, Report, Sample, Setting, Target, compare, summarize
 from cato.sim.tasks import SimTask
 
@@ -160,7 +161,8 @@ class Study:
     are reported. `means`: the report's rows. `extra`: further data for plots. `quick_seeds`: number
     of seeds when quick (0: all). `run`: replaces the loop over arms, cells and seeds. `unseeded`:
     arms that run with the first seed alone. `called`: an arm, in an error. `takes` and `metrics`:
-    as `Experiment` has them. `check`: reads the files that a run will read; raises `InputError`.
+    as `Experiment` has them; by default the metrics of every run on a fleet. `check`: reads the
+    files that a run will read; raises `InputError`.
     """
 
     name: str
@@ -181,7 +183,7 @@ class Study:
     unseeded: tuple[str, ...] = ()
     called: str = "policy"
     takes: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = NAMES
     check: Callable[[Options], object] = _accept
 
 
@@ -215,7 +217,7 @@ def as_experiment(study: Study) -> Experiment:
         study.source,
         run,
         study.plot,
+        study.metrics,
         study.headlines,
         study.takes,
-        study.metrics,
     )

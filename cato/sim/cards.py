@@ -30,6 +30,10 @@ CHUNK_TOKENS = 2048
 # Calls of one model are served by arrival, on its replica with the least work.
 BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
 
+OF_CARDS = ("utilization", "hit_rate", "evictions", "loads", "prefetches", "load_s")
+NAMES = (*task_metrics(()), *OF_CARDS)
+"""What `FleetRun.metrics` measures."""
+
 # Half the memory of a host with 256 GB: all but one of the 16 models (130 GB) fit.
 HOST_WEIGHTS_BYTES = 128_000_000_000
 
@@ -107,14 +111,16 @@ class FleetRun:
         `loads` and `load_s` include prefetches, aborted ones too. The first load of a model onto an
         empty accelerator evicts nothing.
         """
-        return task_metrics([s.outcome() for s in self.served]) | {
-            "utilization": self.utilization,
-            "hit_rate": float(np.mean([s.is_hit for s in self.served])),
-            "evictions": float(sum(len(x.evicted) for x in self.loads)),
-            "loads": float(len(self.loads)),
-            "prefetches": float(sum(x.is_prefetch for x in self.loads)),
-            "load_s": self.load_s,
-        }
+        of_cards = (
+            self.utilization,
+            float(np.mean([s.is_hit for s in self.served])),
+            float(sum(len(x.evicted) for x in self.loads)),
+            float(len(self.loads)),
+            float(sum(x.is_prefetch for x in self.loads)),
+            self.load_s,
+        )
+        of_tasks = task_metrics([s.outcome() for s in self.served])
+        return of_tasks | dict(zip(OF_CARDS, of_cards, strict=True))
 
 
 def opened_pool(

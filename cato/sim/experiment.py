@@ -95,9 +95,8 @@ class Options:
 class Experiment:
     """A named experiment; `source` is the paper and section that it reproduces.
 
-    `headlines`: the metrics that the terminal shows by default; empty: the usual ones. `takes`:
-    which of `users`, `cells`, `draw` and `kept` it reads. `metrics`: all metrics of its report;
-    empty: known only after a run.
+    `metrics`: all that its report may have. `headlines`: the metrics that the terminal shows by
+    default; empty: the usual ones. `takes`: which of `users`, `cells`, `draw` and `kept` it reads.
     """
 
     name: str
@@ -105,9 +104,9 @@ class Experiment:
     source: str
     run: Callable[[Options, Progress], Report]
     plot: Callable[[Report, Path], Sequence[Path]]
+    metrics: tuple[str, ...]
     headlines: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
 
 
 def run_all(

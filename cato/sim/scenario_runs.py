@@ -100,7 +100,7 @@ def as_experiment(scenario: Scenario) -> Experiment:
         return (plots.save(_bars(report), folder, scenario.name),)
 
     title = f"{len(scenario.pools)} pools, {sum(p.replicas for p in scenario.pools)} replicas"
-    return Experiment(scenario.name, title, "a scenario file", run, plot, metrics=metrics.NAMES)
+    return Experiment(scenario.name, title, "a scenario file", run, plot, metrics.NAMES)
 
 
 def _bars(report: Report) -> Figure:

@@ -109,6 +109,8 @@ def test_the_four_tasks_run_in_overload(tmp_path: Path, monkeypatch: pytest.Monk
     chosen = experiment("codexglue-tasks")
     options = Options((1,), ("foresight", "round-robin"), dataset=a_folder(tmp_path), quick=True)
     report = chosen.run(options, silent)
+    none = "attainment_completion"  # the folder holds no file of it
+    assert {m.metric for m in report.means} == set(chosen.metrics) - {none}
     ours, turns = (
         report.mean("slo_attainment", arm, load=0.9).mean for arm in ("foresight", "round-robin")
     )

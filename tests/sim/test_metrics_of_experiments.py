@@ -13,14 +13,21 @@ from cato.core.slo import SloMetric
 from cato.lab.experiments import (
     azure_replay,
     cace,
+    cace_figures,
+    cace_mixed,
+    cato_rq,
     codexglue,
     coding_mixes,
     coding_scaling,
     hindsight,
     saber,
+    slo_sa,
+    slo_sa_figures,
     tempo,
+    tempo_figures,
+    tempo_hour,
 )
-from cato.lab.registry import STUDIES, experiment
+from cato.lab.registry import STUDIES, experiment, study
 from cato.policies import schedulers
 from cato.sim.drawn_calls import CallSpec
 from cato.sim.experiment import Options, silent
@@ -56,10 +63,10 @@ def a_scenario() -> Scenario:
 
 def least_of_every_policy(report: Report) -> set[str]:
     """The metrics that all policies have in all settings; the report must be valid JSON, and has
-    the metrics that its study names, if it names any."""
+    the metrics that its study names."""
     assert json.loads(report.to_json())["means"]
-    named = experiment(report.experiment).metrics if report.experiment in STUDIES else ()
-    assert not named or {m.metric for m in report.means} == set(named)
+    if report.experiment in STUDIES:
+        assert {m.metric for m in report.means} == set(study(report.experiment).metrics)
     found: dict[tuple[object, str], set[str]] = {}
     for m in report.means:
         found.setdefault((tuple(m.setting.items()), m.policy), set()).add(m.metric)
@@ -107,6 +114,43 @@ def test_recorded_arrivals_and_recorded_lengths(
     pairs.write_text("\n".join(lines), encoding="utf-8")
     options = Options((1,), (schedulers.FORESIGHT,), dataset=pairs)
     assert least_of_every_policy(experiment("codexglue").run(options, silent)) >= OF_FLEETS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"cato-rq{n}" for n in (1, 2, 3, 4)),
+        "saber-estimators",
+        "tempo-ablation",
+        *(f"tempo-fig{n}" for n in (9, 14, 16, 17, 18, 19)),
+        *(f"cace-{rest}" for rest in ("rq2", "ablation", "mixed", "windows")),
+        *(f"saber-fig{n}" for n in (4, 6, 7)),
+        *(f"slo-sa{rest}" for rest in ("", "-fig8", "-fig9", "-fig10", "-fig11")),
+    ],
+)
+def test_a_study_names_the_metrics_of_its_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {
+        cace_figures: {"QUICK_WINDOWS": 2},
+        cace_mixed: {"COUNT": 8},
+        cace: {"COUNT": 8},
+        cato_rq: {"SETTLED_REQUESTS": 40},
+        slo_sa: {"SIZES": (4,), "DRAWS": 1},
+        slo_sa_figures: {"DRAWS": 1},
+        tempo: {"QUICK_COUNT": 20},
+        tempo_figures: {"QUICK_COUNT": 20},
+        tempo_hour: {"HOUR_S": 60.0, "WINDOW_S": 10.0},
+    }
+    for module, constants in few.items():
+        for constant, value in constants.items():
+            monkeypatch.setattr(module, constant, value)
+    chosen = study(name)
+    cells = chosen.cells(Options((1,), quick=True))
+    samples = [
+        cell.sample(arm, 1)
+        for cell in (cells[0], cells[-1])
+        for arm in [a for a in chosen.arms if a in (cell.arms or chosen.arms)][:4]
+    ]
+    assert {m.metric for m in chosen.means(samples)} == set(chosen.metrics)
 
 
 def test_cards(monkeypatch: pytest.MonkeyPatch) -> None:

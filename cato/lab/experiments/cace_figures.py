@@ -192,4 +192,5 @@ STUDY = Study(
     ("hit_rate", "ttft_s_mean", "load_s"),
     quick_seeds=QUICK_SEEDS,
     reference=CACE,
+    metrics=cards.NAMES,
 )

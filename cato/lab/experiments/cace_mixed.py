@@ -94,4 +94,5 @@ STUDY = Study(
     COMPARED,
     reference=DEFAULT,
     called="arm",
+    metrics=cards.NAMES,
 )

@@ -27,7 +27,7 @@ from cato.core.topology import RAY_SERVE
 from cato.lab.experiments import printed
 from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.lab.experiments.coding_mixes import COMPARED, ONE_AT_A_TIME
-from cato.lab.experiments.common import attainment_gap, judged_s, metrics_by_task
+from cato.lab.experiments.common import attainment_gap, judged_s, metrics_by_task, names_by_task
 from cato.lab.experiments.free_preemption import FREE, FREE_KNOWN, attained
 from cato.lab.experiments.routers import ROUTERS
 from cato.lab.study import Measured, Study, Trial
@@ -41,7 +41,7 @@ from cato.sim.cato_workload import (
 )
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.metrics import metrics_of
+from cato.sim.metrics import NAMES, metrics_of
 from cato.sim.plots import curve, figure, legend, lines, save
 from cato.sim.report import Mean, Report, Sample, Setting, Target, summarize
 from cato.sim.tasks import SimTask
@@ -116,6 +116,12 @@ def _cells(paper: printed.Coding, options: Options) -> list[Trial]:
         for workload, shares in paper.mixes.items()
         for axis, load in loads
     ]
+
+
+def metrics_in(paper: printed.Coding) -> tuple[str, ...]:
+    """The metrics of the fleet, and those of each task of the mixes."""
+    tasks = dict.fromkeys(task for shares in paper.mixes.values() for task in shares)
+    return (*NAMES, *names_by_task(tasks))
 
 
 def with_printed(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Mean, ...]:
@@ -250,6 +256,7 @@ def _study(name: str, number: int, title: str) -> Study:
         COMPARED,
         means=partial(with_printed, paper),
         extra=partial(_extra, paper),
+        metrics=metrics_in(paper),
     )
 
 

@@ -142,6 +142,7 @@ STUDY = Study(
     HEADLINES,
     ("slo_attainment", "mean_replicas", "e2e_s_p95"),
     means=partial(cato_rq.with_printed, PAPER),
+    metrics=(*cato_rq.metrics_in(PAPER), "mean_replicas"),
     reference=OURS,
     called="scaling method",
 )

@@ -32,7 +32,6 @@ from cato.lab.experiments.common import measured
 from cato.lab.study import Study, Trial, no_targets
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.metrics import NAMES
 from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample
 from cato.sim.tasks import SimNode, SimTask
@@ -143,5 +142,4 @@ STUDY = Study(
     plot,
     compared=COMPARED,
     extra=_extra,
-    metrics=NAMES,
 )

@@ -33,7 +33,7 @@ from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.metrics import metrics_of
+from cato.sim.metrics import NAMES, metrics_of
 from cato.sim.report import Report
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.traces import TokenPair, json_texts, load_pairs, token_count
@@ -204,4 +204,5 @@ STUDY = Study(
     _plot,
     ("slo_attainment", "ttft_s_p95", "e2e_s_p95"),
     quick_seeds=3,
+    metrics=(*NAMES, *(f"attainment_{name}" for name in CALLS)),
 )

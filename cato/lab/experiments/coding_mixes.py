@@ -33,7 +33,6 @@ from cato.sim.cato_workload import (
 from cato.sim.drawn_calls import CallSpec
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.metrics import NAMES
 from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target
 from cato.sim.workloads import SEVEN_B
@@ -163,7 +162,6 @@ def _study(name: str, title: str, *workloads: str) -> Study:
         partial(_targets, name, workloads),
         plot,
         compared=COMPARED,
-        metrics=NAMES,
     )
 
 

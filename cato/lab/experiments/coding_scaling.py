@@ -36,7 +36,7 @@ from cato.sim.autoscale import AutoscaledFleet, ScaledPool, follow_ups_of
 from cato.sim.cato_workload import CATO_CLASSES, LARGE, SMALL, cato_tasks, load_per_task_s
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.metrics import metrics_of
+from cato.sim.metrics import NAMES, metrics_of
 from cato.sim.report import Sample, Setting, Target
 from cato.sim.tasks import SimTask
 from cato.sim.workloads import ARRIVALS, SEVEN_B
@@ -262,4 +262,5 @@ STUDY = Study(
     extra=_extra,
     reference=OURS,
     called="scaling method",
+    metrics=(*NAMES, "mean_replicas"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import nan
 
 import numpy as np
@@ -30,6 +30,14 @@ def judged_s(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
     return dict(sorted(found.items()))
 
 
+_BY_TASK = ("slo_attainment", "judged_s_mean", "judged_s_p95", "judged_s_p99")
+
+
+def names_by_task(tasks: Iterable[str]) -> tuple[str, ...]:
+    """The names of `metrics_by_task`."""
+    return tuple(f"{metric}.{task}" for task in tasks for metric in _BY_TASK)
+
+
 def metrics_by_task(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Attainment and judged latency of each task; the task's name is the metric's suffix."""
     metrics: dict[str, float] = {}
@@ -40,12 +48,8 @@ def metrics_by_task(outcomes: Sequence[Outcome]) -> dict[str, float]:
             if times
             else (nan, nan, nan)
         )
-        metrics |= {
-            f"slo_attainment.{name}": sum(met) / len(met),
-            f"judged_s_mean.{name}": mean,
-            f"judged_s_p95.{name}": p95,
-            f"judged_s_p99.{name}": p99,
-        }
+        values = (sum(met) / len(met), mean, p95, p99)
+        metrics |= zip(names_by_task((name,)), values, strict=True)
     return metrics
 
 

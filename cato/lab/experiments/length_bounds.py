@@ -38,6 +38,9 @@ from cato.sim.report import Mean, Report, Sample, Target, mean_and_stderr
 GROUP = 7
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 REACHED_TOKENS = (10, 30, 100, 300)
+# Metrics before the first token, and at a number of generated tokens.
+BEFORE = ("coverage", "pinball_loss_tokens", "pinball_minus_marginal_tokens")
+AT_G = ("refined_coverage", "unrefined_coverage")
 MIN_REACHED = 50
 """Minimum answers for judging coverage: its standard error is then 4 points."""
 
@@ -122,13 +125,12 @@ def _means(samples: Sequence[Sample]) -> list[Mean]:
     means: list[Mean] = []
     for name, score in scores.items():
         relative = score.loss - scores[MARGINAL].loss
-        means.append(_mean({}, name, "coverage", score.covered))
-        means.append(_mean({}, name, "pinball_loss_tokens", score.loss))
-        means.append(_mean({}, name, "pinball_minus_marginal_tokens", relative))
+        for metric, values in zip(BEFORE, (score.covered, score.loss, relative), strict=True):
+            means.append(_mean({}, name, metric, values))
         for g in score.refined:
             setting = {"generated_tokens": float(g)}
-            means.append(_mean(setting, name, "refined_coverage", score.refined[g]))
-            means.append(_mean(setting, name, "unrefined_coverage", score.unrefined[g]))
+            for metric, values in zip(AT_G, (score.refined[g], score.unrefined[g]), strict=True):
+                means.append(_mean(setting, name, metric, values))
     return means
 
 
@@ -188,7 +190,7 @@ def plot(report: Report, folder: Path) -> Sequence[Path]:
     fig, (axes,) = figure()
     axes.axhline(Q, color="gray", linewidth=0.8, linestyle="--")
     for i, name in enumerate(curves):
-        for metric, style in (("refined_coverage", "-"), ("unrefined_coverage", ":")):
+        for metric, style in zip(AT_G, ("-", ":"), strict=True):
             if style == ":" and name != COMPILED:
                 continue
             means = [m for m in report.means if m.policy == name and m.metric == metric]
@@ -226,4 +228,5 @@ STUDY = Study(
     run=_with_marginal,
     unseeded=UNSEEDED,
     called="length model",
+    metrics=(*BEFORE, *AT_G),
 )

@@ -26,7 +26,6 @@ from cato.policies.admission.saber import SaberAdmission, SaberOrdering
 from cato.policies.mapping.queue import MappedQueue
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.metrics import NAMES
 from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Setting, Target
 from cato.sim.workloads import SABER_ENGINE, SABER_RATES_PER_S, SABER_SHARES, SPREAD, saber_tasks
@@ -248,7 +247,6 @@ STUDIES = (
         _rq1_targets,
         plot,
         compared=COMPARED,
-        metrics=NAMES,
     ),
     Study(
         "saber-rq2",
@@ -259,6 +257,5 @@ STUDIES = (
         _rq2_targets,
         plot,
         compared=COMPARED,
-        metrics=NAMES,
     ),
 )

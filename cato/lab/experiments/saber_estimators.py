@@ -46,6 +46,9 @@ OFFLINE_SEED = 77_002
 
 USL, LINEAR, LOGISTIC = "usl", "linear", "logistic"
 CURVES = (USL, LINEAR, LOGISTIC)
+# Metrics of every curve, and of the USL alone.
+OF_FITS = ("r2", "held_out_r2")
+OF_USL = ("lambda_tokens_per_s", "sigma", "kappa")
 
 Fit = UslFit | LinearFit | LogisticFit
 
@@ -157,10 +160,10 @@ def offline_fit(curve: str) -> Fit:
 def _measured(workload: str, curve: str, seed: int) -> dict[str, float]:
     samples = _pairs(workload, seed)
     fit = fitted(curve, samples[::2])
-    metrics = {"r2": fit.r2, "held_out_r2": _r2(fit, samples[1::2])}
+    metrics = dict(zip(OF_FITS, (fit.r2, _r2(fit, samples[1::2])), strict=True))
     if isinstance(fit, UslFit):
-        metrics["lambda_tokens_per_s"] = fit.lambda_tokens_per_s
-        metrics["sigma"], metrics["kappa"] = fit.sigma, fit.kappa
+        law = (fit.lambda_tokens_per_s, fit.sigma, fit.kappa)
+        metrics |= zip(OF_USL, law, strict=True)
     return metrics
 
 
@@ -221,8 +224,9 @@ STUDY = Study(
     _cells,
     no_targets,
     plot,
-    compared=("r2", "held_out_r2"),
+    compared=OF_FITS,
     extra=_extra,
     reference=USL,
     called="curve",
+    metrics=(*OF_FITS, *OF_USL),
 )

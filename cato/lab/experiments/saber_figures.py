@@ -24,7 +24,7 @@ from cato.sim import plots
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.looks import look_of
-from cato.sim.metrics import metrics_of
+from cato.sim.metrics import NAMES, metrics_of
 from cato.sim.report import Report, Sample, summarize
 from cato.sim.workloads import (
     SABER_CLASSES,
@@ -44,6 +44,7 @@ QUICK_SEEDS = 5
 # Times of a CDF, as fractions of the class's SLA.
 SHARES = tuple(float(x) for x in np.round(np.arange(0.1, 3.01, 0.1), 1))
 _DONE = "done_"
+_OVER_SLA = ("completion_over_sla_mean", "completion_over_sla_std")
 
 
 def _estimator(curve: str) -> str:
@@ -79,13 +80,17 @@ def _measured(workload: str, rate_per_s: float, pool: PoolSetup, seed: int) -> d
         for name in SABER_CLASSES
     }
     every = np.concatenate(list(ratios.values()))
-    metrics |= {"completion_over_sla_mean": float(every.mean())}
-    metrics |= {"completion_over_sla_std": float(every.std())}
+    metrics |= zip(_OVER_SLA, (float(every.mean()), float(every.std())), strict=True)
     for name, mine in ratios.items():
         if mine.size:
-            metrics[f"attainment_{name}"] = float(np.mean(mine <= 1 + 1e-9))
-            metrics |= {f"{_DONE}{name}_{x}": float(np.mean(mine <= x)) for x in SHARES}
+            within = [float(np.mean(mine <= x)) for x in (1 + 1e-9, *SHARES)]
+            metrics |= zip(_of_class(name), within, strict=True)
     return metrics
+
+
+def _of_class(name: str) -> tuple[str, ...]:
+    """The metrics of one class."""
+    return (f"attainment_{name}", *(f"{_DONE}{name}_{x}" for x in SHARES))
 
 
 def _cell(workload: str, rate_per_s: float, arms: tuple[str, ...]) -> Cell:
@@ -205,6 +210,7 @@ def _plot_attainment(report: Report, folder: Path) -> list[Path]:
 
 
 _CAP_ARMS = tuple(cap_name(c) for c in _CAPS)
+_METRICS = (*NAMES, *_OVER_SLA, *(metric for name in SABER_CLASSES for metric in _of_class(name)))
 
 STUDIES = (
     Study(
@@ -219,6 +225,7 @@ STUDIES = (
         ("slo_attainment",),
         means=lambda samples: summarize((*_cdf(samples), *samples)),
         quick_seeds=QUICK_SEEDS,
+        metrics=("done", *_METRICS),
     ),
     Study(
         "saber-fig6",
@@ -228,9 +235,10 @@ STUDIES = (
         _over_load,
         no_targets,
         _plot_steadiness,
-        ("completion_over_sla_mean", "completion_over_sla_std", "cv_completion_over_sla"),
+        (*_OVER_SLA, "cv_completion_over_sla"),
         ("completion_over_sla_mean", "cv_completion_over_sla"),
         quick_seeds=QUICK_SEEDS,
+        metrics=_METRICS,
     ),
     Study(
         "saber-fig7",
@@ -243,5 +251,6 @@ STUDIES = (
         ("slo_attainment", "goodput_per_s"),
         ("slo_attainment",),
         quick_seeds=QUICK_SEEDS,
+        metrics=_METRICS,
     ),
 )

@@ -40,6 +40,9 @@ EXHAUSTIVE_TO = {1: 8, 2: 6, 4: 6}
 READINGS_AT = 20
 DRAWS = 10  # queues per seed; a seed's metrics are means over them
 OURS = "moore-smith"
+# Mappers to whose G that of each other one is compared.
+REFERENCES = ("fcfs", "annealing", "exhaustive")
+OF_MAPPINGS = ("objective_per_s", "slo_attainment", "e2e_s")
 
 READINGS: Mapping[str, Mapper] = {
     "annealing-hill-climb": SimulatedAnnealing(acceptance=Acceptance.NEVER),
@@ -85,12 +88,12 @@ def _measured(
         _valued(policy, queue, lengths, max_batch, seed * DRAWS + draw)
         for draw, queue in enumerate(_queues(workload, n, seed))
     ]
-    metrics = {
-        "objective_per_s": fsum(v.objective_per_s for v in values) / DRAWS,
-        "slo_attainment": fsum(v.met for v in values) / (DRAWS * n),
-        "e2e_s": fsum(v.latency_s for v in values) / (DRAWS * n),
-    }
-    return Measured(metrics, values)
+    means = (
+        fsum(v.objective_per_s for v in values) / DRAWS,
+        fsum(v.met for v in values) / (DRAWS * n),
+        fsum(v.latency_s for v in values) / (DRAWS * n),
+    )
+    return Measured(dict(zip(OF_MAPPINGS, means, strict=True)), values)
 
 
 def _takes_part(policy: str, max_batch: int, n: int, lengths: str) -> bool:
@@ -151,7 +154,7 @@ def _ratios(samples: Sequence[Sample]) -> list[Sample]:
             f"of_{name}": (_mean_ratio if name == "exhaustive" else _ratio_of_sums)(
                 s.further, others[name]
             )
-            for name in ("fcfs", "annealing", "exhaustive")
+            for name in REFERENCES
             if name in others and name != s.policy
         }
         found.append(replace(s, metrics=metrics))
@@ -255,9 +258,10 @@ STUDY = Study(
     _cells,
     _targets,
     plot,
-    compared=("objective_per_s", "slo_attainment", "e2e_s"),
+    compared=OF_MAPPINGS,
     means=lambda samples: summarize((*samples, *_ratios(samples))),
     extra=lambda options, samples: {"queues_per_seed": DRAWS, "spread": SPREAD},
     reference=OURS,
     called="mapper",
+    metrics=(*OF_MAPPINGS, *(f"of_{name}" for name in REFERENCES)),
 )

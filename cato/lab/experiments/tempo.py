@@ -31,7 +31,7 @@ from cato.lab.study import Study, Trial, no_targets
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
-from cato.sim.metrics import metrics_of
+from cato.sim.metrics import NAMES, metrics_of
 from cato.sim.report import Mean, Report, Sample, Setting, Target
 from cato.sim.tasks import Outcome, service_gain
 from cato.sim.tempo_workload import ASSUMED, TEMPO_LENGTHS, TEMPO_SHARES, tempo_tasks
@@ -51,6 +51,9 @@ PATIENCE_S = 120.0
 """Work without an SLO counts as starved when it takes longer."""
 
 COMPARED = ("slo_attainment", "service_gain", "tokens_per_s")
+# Metrics of every run, and of work without an SLO.
+OF_CLASSES = (*(f"attainment_{name}" for name in TEMPO_SHARES), "gain_share")
+UNBOUND = ("unbound_e2e_s_mean", "unbound_e2e_s_max", "unbound_within_patience")
 HEADLINES = ("slo_attainment",)
 
 
@@ -70,17 +73,17 @@ def _measured(
 
 def class_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Metrics by class, share of the possible gain, and work without an SLO; times in seconds."""
-    metrics: dict[str, float] = {}
+    shares = []
     for name in TEMPO_SHARES:
         mine = [o for o in outcomes if o.task.name == name]
-        metrics[f"attainment_{name}"] = sum(o.is_met for o in mine) / len(mine) if mine else nan
-    metrics["gain_share"] = gain_share(outcomes)
+        shares.append(sum(o.is_met for o in mine) / len(mine) if mine else nan)
+    metrics = dict(zip(OF_CLASSES, (*shares, gain_share(outcomes)), strict=True))
     unbound = [o for o in outcomes if o.task.target_s == inf]
     if unbound:
         e2e_s = [o.e2e_s if o.is_finished else inf for o in unbound]
-        metrics["unbound_e2e_s_mean"] = float(np.mean(e2e_s))
-        metrics["unbound_e2e_s_max"] = float(np.max(e2e_s))
-        metrics["unbound_within_patience"] = float(np.mean([s <= PATIENCE_S for s in e2e_s]))
+        patient = np.mean([s <= PATIENCE_S for s in e2e_s])
+        values = (float(np.mean(e2e_s)), float(np.max(e2e_s)), float(patient))
+        metrics |= zip(UNBOUND, values, strict=True)
     return metrics
 
 
@@ -243,6 +246,7 @@ STUDIES = (
         COMPARED,
         extra=lambda options, samples: {"tasks_per_run": _count(options, COUNT)},
         called="scheduler",
+        metrics=(*NAMES, *OF_CLASSES),
     ),
     Study(
         "tempo-ablation",
@@ -260,5 +264,6 @@ STUDIES = (
         },
         reference=TEMPO,
         called="scheduler",
+        metrics=(*NAMES, *OF_CLASSES, *UNBOUND),
     ),
 )

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from cato.lab.experiments import printed
-from cato.lab.experiments.tempo import SOURCE, class_metrics, gain_share
+from cato.lab.experiments.tempo import OF_CLASSES, SOURCE, class_metrics, gain_share
 from cato.lab.experiments.tempo_variants import (
     DENSITY,
     JITSERVE,
@@ -29,7 +29,7 @@ from cato.lab.study import Study, Trial, no_targets
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
-from cato.sim.metrics import metrics_of
+from cato.sim.metrics import NAMES, metrics_of
 from cato.sim.report import Report
 from cato.sim.tasks import Outcome, SimTask
 from cato.sim.tempo_workload import TEMPO_SHARES, tempo_rate_per_s, tempo_tasks
@@ -38,6 +38,7 @@ from cato.sim.workloads import ARRIVALS, Arrivals, poisson
 
 COUNT, QUICK_COUNT, QUICK_SEEDS = 3000, 1000, 3
 LOAD = 1.05
+LEVELS = (50, 95)  # percentiles by type
 DECAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SLO_SCALES = (0.75, 1.0, 1.5, 2.0, 3.0)
 BURST_LOADS = (0.7, 0.9, 1.05)
@@ -114,13 +115,22 @@ def _by_type(outcomes: Sequence[Outcome]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in TEMPO_SHARES:
         mine = [o for o in outcomes if o.task.name == name]
-        judged = {"ttft_s": [o.ttft_s for o in mine], "tpot_s": [o.tpot_s for o in mine]}
-        if name != "latency":
-            judged = {"e2e_s": [o.e2e_s for o in mine]}
-        for metric, values in judged.items():
-            for level in (50, 95) if mine else ():
+        for metric in _judged(name) if mine else ():
+            values = [getattr(o, metric) for o in mine]
+            for level in LEVELS:
                 found[f"{metric}_p{level}_{name}"] = float(np.percentile(values, level))
     return found
+
+
+def _judged(name: str) -> tuple[str, ...]:
+    return ("ttft_s", "tpot_s") if name == "latency" else ("e2e_s",)
+
+
+METRICS = (
+    *NAMES,
+    *OF_CLASSES,
+    *(f"{m}_p{level}_{name}" for name in TEMPO_SHARES for m in _judged(name) for level in LEVELS),
+)
 
 
 def _count(options: Options) -> int:
@@ -253,6 +263,7 @@ def _figure(
         ("gain_share", "slo_attainment"),
         quick_arms=FEW_ARMS,
         quick_seeds=QUICK_SEEDS,
+        metrics=METRICS,
     )
 
 
@@ -267,6 +278,7 @@ STUDIES = (
         _plot_types,
         ("ttft_s_p95_latency", "e2e_s_p50_throughput", "e2e_s_p50_collective"),
         quick_seeds=QUICK_SEEDS,
+        metrics=METRICS,
     ),
     _figure(
         16,

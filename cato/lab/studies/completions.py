@@ -23,7 +23,6 @@ from cato.lab.study import NO_POLICIES, Cell, Study, arriving
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.metrics import NAMES
 from cato.sim.plots import figure, legend, lines, same_shares, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.tasks import SimNode, SimTask
@@ -182,5 +181,4 @@ STUDY = Study(
     targets,
     plot,
     ("slo_attainment", "ttft_s_p95", "e2e_s_p95"),
-    metrics=NAMES,
 )

@@ -39,7 +39,7 @@ from cato.lab.bench.core import (
     decisions,
 )
 from cato.lab.bench.simulated import Speed, simulated_tasks, simulated_turns
-from cato.lab.registry import STUDIES, experiment
+from cato.lab.registry import STUDIES, experiment, study
 from cato.lab.studies import agents_search
 from cato.lab.study import Study
 from cato.policies import schedulers
@@ -301,12 +301,13 @@ def test_a_metric_that_only_the_report_can_refuse_costs_no_results(
     def run(options: Options, progress: Progress) -> Report:
         return Report("x", (0,), (Mean({}, "p", "speed", 0.5, 0.0, 1),))
 
-    chosen = Experiment("x", "an x", "this test", run, lambda report, folder: ())
+    both = ("speed", "hit_rate")
+    chosen = Experiment("x", "an x", "this test", run, lambda report, folder: (), both)
     monkeypatch.setattr("cato.lab.registry.experiment", lambda name: chosen)
     out = tmp_path / "x.json"
-    result = cato("simulate", "x", "--metric", "sped", "--json", out)
+    result = cato("simulate", "x", "--metric", "hit_rate", "--json", out)
     assert result.exit_code == 2
-    assert "no metric 'sped' in this report (did you mean 'speed'?); it has speed" in words(result)
+    assert "no metric 'hit_rate' in this report; it has speed" in words(result)
     assert "x, simulated, 1 seed: mean" in words(result)
     assert json.loads(out.read_text(encoding="utf-8"))["experiment"] == "x"
 
@@ -321,9 +322,8 @@ def test_an_interrupted_run_writes_what_it_has_and_draws_nothing(
     def plot(report: Report, folder: Path) -> list[Path]:
         raise AssertionError("a part of the cells may not suffice for a plot")
 
-    monkeypatch.setattr(
-        "cato.lab.registry.experiment", lambda name: Experiment("x", "an x", "a test", run, plot)
-    )
+    chosen = Experiment("x", "an x", "a test", run, plot, ("speed",))
+    monkeypatch.setattr("cato.lab.registry.experiment", lambda name: chosen)
     out = tmp_path / "x.json"
     result = cato("simulate", "x", "--json", out, "--plot", tmp_path / "plots")
     assert result.exit_code == 130
@@ -338,7 +338,7 @@ def test_a_metric_that_no_scenario_has_is_refused_before_its_run(tmp_path: Path)
     assert "mean ±" not in result.stdout
 
 
-@pytest.mark.parametrize("name", ["completions", "agents", "robustness", "saber-rq1"])
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_metric_that_no_arm_of_a_study_has_is_refused_before_its_run(name: str) -> None:
     result = cato("simulate", name, "--metric", "slo_atainment")
     assert result.exit_code == 2
@@ -658,7 +658,9 @@ def length_bounds_of(trace: Path) -> list[dict[str, Any]]:
         "simulate", "length-bounds", "--trace", trace, "--seeds", 1, "--json", out, *ALONE
     )
     assert result.exit_code == 0, result.output
-    found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["targets"]
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert {m["metric"] for m in report["means"]} == set(study("length-bounds").metrics)
+    found: list[dict[str, Any]] = report["targets"]
     return found
 
 

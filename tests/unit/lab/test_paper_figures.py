@@ -75,12 +75,12 @@ def test_a_steeper_decay_leaves_less_gain(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_hour_is_shown_by_ten_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempo_hour, "HOUR_S", 20.0)
+    monkeypatch.setattr(tempo_hour, "HOUR_S", 60.0)
     monkeypatch.setattr(tempo_hour, "WINDOW_S", 10.0)
     chosen = as_experiment(study("tempo-fig9"))
     report = chosen.run(Options((1,), ("fcfs",)), silent)
     points = [m for m in report.means if m.metric == "gain_share" and "minutes" in m.setting]
-    assert len(points) == 2
+    assert len(points) == 6
     (picture,) = chosen.plot(report, tmp_path)
     assert picture.exists()
 

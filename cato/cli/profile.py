@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cato.cli.bars import Counting
 from cato.cli.cluster import AUTO, Address, connect
+from cato.cli.outputs import writable_folder
 from cato.cli.profile_check import check_profile
 from cato.cli.profile_report import adapter_line, report, tell_file, tell_problems
 from cato.core.errors import CatoError, ReplicaLostError, UnknownNameError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 # Makes this process call replicas as the ingress does in production: gRPC, one event loop.
 TRANSPORT_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
+FOLDER = Path("profiles")
 TEXT_SAMPLES = ("textwrap.py", "bisect.py", "queue.py", "shlex.py", "heapq.py", "copy.py")
 TEXT_CHARS = 1_200
 ADAPTER_BATCHES = (1, 8, 32)
@@ -43,7 +45,12 @@ console = Console(markup=False)
 def profile(
     deployment: Annotated[str, typer.Argument(help="A deployment; `cato status` lists them.")],
     address: Address = AUTO,
-    out: Annotated[Path, typer.Option(help="Folder for the profile.")] = Path("profiles"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the profile.", show_default=str(FOLDER), callback=writable_folder
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option(help="Fewer lengths and rounds: under a minute, less exact.")
     ] = False,
@@ -60,7 +67,7 @@ def profile(
             "--check",
             help="Only check how well the profile in use predicts a mixed run. Exit code 1 when "
             "it is off by more than 10 % and by more than 1.3 times the difference between two "
-            "runs.",
+            "runs. Takes no --out, --quick or --seconds.",
         ),
     ] = False,
 ) -> None:
@@ -69,6 +76,8 @@ def profile(
     The deployment keeps serving; other work on the replica distorts the numbers. The file is
     written once all is measured; an existing one is kept as .bak.
     """
+    if check and (out is not None or quick or seconds is not None):
+        raise typer.BadParameter("--check takes no --out, --quick or --seconds")
     os.environ.setdefault(TRANSPORT_VARIABLE, "1")
     connect(address)
     from cato.measure.points import FULL, QUICK
@@ -85,7 +94,7 @@ def profile(
             if not is_good:
                 raise typer.Exit(1)
         else:
-            asyncio.run(_profile(deployment, out, command, plan, seed))
+            asyncio.run(_profile(deployment, out or FOLDER, command, plan, seed))
     except CatoError as error:
         console.print(str(error), style="red", markup=False)
         if isinstance(error, ReplicaLostError):
@@ -142,6 +151,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     result = replace(result, profile=profile)
     cards = _cards(found, whole(load["pid"]))
     provenance = _provenance(command, target, measured, result, cards)
+    report(result)  # before the files, which may fail
     backup = _keep_backup(path)
     save_profile(path, profile, provenance)
     kept_not = await actors.get(actors.PROFILER).keep_profile.remote(
@@ -149,7 +159,6 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     )
     if kept_not:
         console.print(f"Not saved to the metadata store: {kept_not}", style="yellow", markup=False)
-    report(result)
     for line in (*(adapter_line(cost) for cost in costs), cards):
         if line:
             console.print(line, highlight=False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from cato.cli import app
 from cato.cli.profile import spec_of
 from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import CatoError, UnknownNameError
@@ -22,3 +26,19 @@ def test_the_models_of_a_shared_pool_are_measured_by_another_command() -> None:
     (pool,) = topology.shared_pools
     with pytest.raises(CatoError, match="cato models profile NAME"):
         spec_of(topology, pool.deployments[0].name)
+
+
+@pytest.mark.parametrize("options", [["--quick"], ["--seconds", "9"], ["--out", "profiles"]])
+def test_a_check_refuses_the_options_of_a_measurement(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["profile", "demo-cpu", "--check", *options])
+    assert result.exit_code == 2
+    assert "--check takes no --out, --quick or --seconds" in result.output
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_measurement(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.touch()
+    arguments = ["profile", "demo-cpu", "--out", str(taken)]
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "is a file; name a folder" in result.output

@@ -14,17 +14,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ray.exceptions import RayError
-
 from cato.control import actors, ray_private
-from cato.core.demand import PoolDemand, together
+from cato.control.demands import Demands
 from cato.core.errors import UnknownNameError
 from cato.core.fleet import ScaleTo, ServedFleet
 from cato.core.follow_ups import CallsBefore
 from cato.core.ids import DeploymentName, ModelName, PoolName, TaskName
 from cato.core.profile import Profile
 from cato.core.provisioning import FleetOrchestrator
-from cato.core.topology import AdapterSpec, PoolScaling, PoolSpec, Topology
+from cato.core.topology import AdapterSpec, PoolScaling, Topology
 from cato.policies.scaling.registry import scaling_policy
 from cato.store.errors import StoreError
 from cato.store.in_thread import with_store
@@ -32,8 +30,6 @@ from cato.store.records import AddedAdapter
 
 log = logging.getLogger("cato.provisioner")
 
-# A router that takes longer is busy or restarting; its pool is not scaled until it answers.
-ANSWER_WITHIN_S = 2.0
 RETRY_S = 2.0
 # Serve chooses the replicas to stop one round of its control loop after the order.
 LEAVING_WITHIN_S = 1.0
@@ -45,6 +41,7 @@ class ResourceProvisioner:
 
     def __init__(self) -> None:
         self._fleet: FleetOrchestrator | None = None
+        self._demands = Demands()
         self._looking: asyncio.Task[None] | None = None
         # Adapters added to a base model since the deployment; None until the store was read.
         self._adapters: tuple[AddedAdapter, ...] | None = None
@@ -132,13 +129,13 @@ class ResourceProvisioner:
 
     async def _look(self, fleet: FleetOrchestrator) -> None:
         pools = fleet.topology.pools
-        answers = await asyncio.gather(*map(_demand, pools))
-        demands = {p.name: d for p, d in zip(pools, answers, strict=True) if d is not None}
+        await self._demands.ask(pools)
         served = await ray_private.fleet(actors.ENGINES_APP, actors.INGRESS_APP)
         self._note_refusals(served.problems)
         if not pools:
             return  # shared pools are not scaled
         hosts = ray_private.hosts()
+        demands = self._demands.take(pools)
         orders = fleet.look(time.monotonic(), time.time(), served, hosts, demands)
         for order in orders:
             log.info("scale %s to %d: %s", order.deployment, order.replicas, order.reason)
@@ -162,18 +159,6 @@ class ResourceProvisioner:
 async def _adapters_in(store: str | None) -> tuple[AddedAdapter, ...]:
     """The callable adapters in the metadata store at that location; raise `StoreError`."""
     return await with_store(store, lambda s: s.adapters())
-
-
-async def _demand(pool: PoolSpec) -> PoolDemand | None:
-    """Demand over all router shards; None if one does not answer: the pool is then not scaled."""
-    names = actors.routers_of(pool)
-    try:
-        asked: list[Any] = [actors.get(name).demand.remote() for name in names]
-        told: list[PoolDemand] = await asyncio.wait_for(asyncio.gather(*asked), ANSWER_WITHIN_S)
-    except (ValueError, TimeoutError, RayError) as error:
-        log.warning("the router of pool %s did not report its demand: %r", pool.name, error)
-        return None
-    return together(told)
 
 
 async def _tell_who_leaves(topology: Topology, orders: list[ScaleTo], before: ServedFleet) -> None:

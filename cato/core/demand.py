@@ -7,8 +7,8 @@ that may cross a process. A call in one pool announces calls in others: see `cat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -55,23 +55,32 @@ class PoolDemand:
     ready: tuple[ReplicaLoad, ...]
     finished: tuple[Finished, ...]
 
+    def since(self, untold: PoolDemand) -> PoolDemand:
+        """This demand plus the arrivals and ends of an earlier one that nobody has used."""
+        arrived = _added((untold.arrived, self.arrived))
+        return replace(self, arrived=arrived, finished=untold.finished + self.finished)
+
+
+def _added(parts: Iterable[Mapping[CallKind, Arrivals]]) -> dict[CallKind, Arrivals]:
+    added: dict[CallKind, Arrivals] = {}
+    for part in parts:
+        for kind, more in part.items():
+            added[kind] = added.get(kind, Arrivals()) + more
+    return added
+
 
 def together(shards: Sequence[PoolDemand]) -> PoolDemand:
     """The demand on a whole pool, from the demands on its router shards."""
     if len(shards) == 1:
         return shards[0]
-    arrived: dict[CallKind, Arrivals] = {}
     unfinished: Counter[CallKind] = Counter()
     for shard in shards:
         unfinished.update(shard.unfinished)
-        for kind, more in shard.arrived.items():
-            known = arrived.get(kind, Arrivals())
-            arrived[kind] = Arrivals(known.count + more.count, known.work_s + more.work_s)
     with_replicas = [shard for shard in shards if shard.ready] or shards
     ready = {replica.id: replica for shard in shards for replica in shard.ready}
     return PoolDemand(
         max(shard.now_s for shard in shards),
-        arrived,
+        _added(shard.arrived for shard in shards),
         unfinished,
         sum(shard.queued for shard in shards),
         sum(shard.running for shard in shards),

@@ -141,7 +141,7 @@ def serve(
     try:
         _wait_ready(process, url, log_path)
         mode = env.get("RAY_AUTH_MODE", "")
-        record(run_dir(), Served(mark, url, str(deploy.path), cluster_address(mark), mode))
+        _record(Served(mark, url, str(deploy.path), cluster_address(mark), mode))
         greet(url, deploy, log_path)
         code = process.wait()
         console.print(f"Serve exited with {code}; last lines of {log_path}:")
@@ -292,11 +292,22 @@ def _is_bound(host: str, port: int) -> bool:
     return False
 
 
+def _record(this: Served) -> None:
+    try:
+        record(run_dir(), this)
+    except OSError as error:
+        why = f"note: other commands will not find this `cato serve` by themselves: {error}"
+        console.print(why, style="yellow", markup=False, highlight=False)
+
+
 def _drain(mark: str, limit_s: float) -> None:
     console.print("\nStopping; another Ctrl-C stops at once ...")
     with contextlib.suppress(KeyboardInterrupt):
-        if not drained(run_dir(), mark, limit_s):
-            console.print(f"Some requests took longer than {limit_s:g} s and are cut off.")
+        try:
+            if not drained(run_dir(), mark, limit_s):
+                console.print(f"Some requests took longer than {limit_s:g} s and are cut off.")
+        except OSError as error:
+            console.print(f"Running requests are cut off: {error}", style="red", markup=False)
 
 
 def _show_end(log_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 
 from cato.serve.keeper import MARK_VARIABLE
 
+log = logging.getLogger("cato.ingress")
 POLL_S = 0.2
 # All ingresses notice the folder within this time.
 SEEN_WITHIN_S = 1.0
@@ -26,7 +28,8 @@ def _folder(run_dir: Path, mark: str) -> Path:
 
 
 def drain(run_dir: Path, mark: str, limit_s: float) -> bool:
-    """Make all ingresses of this host drain, and wait; return whether all requests have ended."""
+    """Make all ingresses of this host drain, and wait; return whether all requests have ended. May
+    raise OSError: a full disk has no room for the folder."""
     folder = _folder(run_dir, mark)
     folder.mkdir(exist_ok=True)
     until_s = time.monotonic() + limit_s
@@ -62,6 +65,7 @@ class Drain:
         mark = os.environ.get(MARK_VARIABLE) if mark is None else mark
         self.is_asked = False
         self.under_way = 0
+        self._has_failed = False
         self._folder = _folder(run_dir, mark) if mark else None
 
     async def follow(self) -> None:
@@ -76,8 +80,14 @@ class Drain:
             return
         self.is_asked = True
         mine = self._folder / str(os.getpid())
-        with contextlib.suppress(FileNotFoundError):  # the folder was just removed
+        try:
             if self.under_way:
                 mine.touch()
             else:
                 mine.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass  # the folder was just removed
+        except OSError as error:  # such as a full disk
+            if not self._has_failed:
+                log.warning("running requests may be cut off at the stop: %s", error)
+            self._has_failed = True

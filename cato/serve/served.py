@@ -36,10 +36,16 @@ class Served:
 
 
 def record(run_dir: Path, served: Served) -> None:
+    """Write its file; may raise OSError."""
     path = _path(run_dir, served.mark)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(asdict(served)), encoding="utf-8")
-    os.replace(new, path)
+    try:
+        new.write_text(json.dumps(asdict(served)), encoding="utf-8")
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()  # a full disk leaves an empty one
+        raise
 
 
 def forget(run_dir: Path, mark: str) -> None:

@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 
 from cato.cli import app as cli
 from cato.cli import serve
+from cato.config.places import RUN_DIR_VARIABLE
 from cato.serve.draining import Drain, drain, forget
 from cato.serve.ingress.app import create_app
 from cato.serve.keeper import MARK_VARIABLE, STOP_TIMEOUT_S
+from cato.serve.served import Served
 
 MARK = "1:2.0"
 SLOW = {"model": "slow", "prompt": "x", "max_tokens": 60, "stream": True, "ignore_eos": True}
@@ -65,6 +67,31 @@ def test_an_ingress_that_was_killed_in_a_drain_is_not_waited_for(tmp_path: Path)
     killed.kill()
     killed.wait()
     assert drain(tmp_path, MARK, 0.1)
+
+
+def test_a_file_that_cannot_be_written_ends_no_ingress_and_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
+    served = tmp_path / "served-1-2.0.new"
+    served.mkdir()
+    with serve.console.capture() as said:
+        serve._record(Served(MARK, "http://127.0.0.1:8000", "a.yaml", ""))
+    assert "will not find this `cato serve`" in " ".join(said.get().split())
+
+    folder = tmp_path / "draining-1-2.0"
+    folder.touch()
+    with serve.console.capture() as said:
+        serve._drain(MARK, 0.0)
+    assert "Running requests are cut off" in " ".join(said.get().split())
+
+    folder.unlink()
+    (folder / str(os.getpid())).mkdir(parents=True)  # in the place of the ingress' file
+    asked = Drain(tmp_path, MARK)
+    for _ in range(2):
+        asked.look()
+    assert asked.is_asked
+    assert len([r for r in caplog.records if "may be cut off" in r.message]) == 1
 
 
 # Stands in for `cato serve`: what it starts starts a process that ignores every signal that it can,

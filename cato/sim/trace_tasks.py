@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import numpy as np
 
@@ -48,19 +49,25 @@ def trace_tasks(
     return tasks
 
 
+# Most output tokens of a class; its name, metric and target.
+_CLASSES: tuple[tuple[float, tuple[str, SloMetric, float]], ...] = (
+    (20, ("short", SloMetric.TTFT, 1.0)),
+    (100, ("medium", SloMetric.E2E, 5.0)),
+    (inf, ("long", SloMetric.E2E, 20.0)),
+)
+
+
 def trace_class(output_tokens: int) -> tuple[str, SloMetric, float]:
     """Name, metric and target of a request of the trace."""
-    if output_tokens <= 20:
-        return "short", SloMetric.TTFT, 1.0
-    if output_tokens <= 100:
-        return "medium", SloMetric.E2E, 5.0
-    return "long", SloMetric.E2E, 20.0
+    return next(found for most, found in _CLASSES if output_tokens <= most)
 
 
 def trace_beliefs(rows: Sequence[TraceRow]) -> dict[str, LengthBelief]:
-    """Length beliefs of each class, from earlier rows."""
-    by_class: dict[str, list[float]] = {}
+    """Length beliefs of each class, from earlier rows; those of all rows for a class that has none
+    there."""
+    by_class: dict[str, list[float]] = {name: [] for _, (name, _, _) in _CLASSES}
     for row in rows:
         name = trace_class(row.output_tokens)[0]
-        by_class.setdefault(name, []).append(float(max(1, row.output_tokens)))
-    return {name: LengthBelief.of(values) for name, values in by_class.items()}
+        by_class[name].append(float(max(1, row.output_tokens)))
+    every = [x for values in by_class.values() for x in values]
+    return {name: LengthBelief.of(values or every) for name, values in by_class.items()}

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from cato.core.errors import InputError
+from cato.core.ids import PoolName
+from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import TokenPair, TraceRow, load_azure, load_pairs, load_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -58,6 +60,13 @@ def test_refuses_another_header_an_empty_trace_and_a_missing_file(tmp_path: Path
     burst = "Timestamp,Model,Request tokens,Response tokens"
     with pytest.raises(InputError, match=r"e\.csv:2: 'nan' is no time"):
         load_trace(a_file(tmp_path, "e.csv", burst, "nan,ChatGPT,10,5"))
+
+
+def test_a_class_that_no_earlier_row_has_is_believed_as_long_as_all_of_them() -> None:
+    earlier = [TraceRow(float(i), 100, 4 + i) for i in range(3)]
+    later = TraceRow(9.0, 100, 500)
+    (task,) = trace_tasks([later], trace_beliefs(earlier), PoolName("p"), 1)
+    assert (task.name, task.nodes[0].expected_tokens) == ("long", 5)
 
 
 def test_pairs_from_json_lines_go_from_description_to_code(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import assert_never
 
 from cato.control.leases import Leases
 from cato.control.messages import Door, Told
+from cato.control.replica_sets import MAX_LEFT
 from cato.control.router_links import RouterLinks
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.demand import PoolDemand, PoolMeter
@@ -67,8 +68,8 @@ class ReplicaRouter:
         self._log = opened_log(log_folder, log_name, policies, profile)
         self._decisions = DecisionBook(pool)
         self._leases = Leases(pool, self._handle)
-        # Serve does not list these replicas; they keep reporting while they drain.
-        self._gone: set[ReplicaId] = set()
+        # Serve does not list these replicas, the latest last; they keep reporting while they drain.
+        self._gone: dict[ReplicaId, None] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._has_dealt = False
         self._unnoted: tuple[Event, tuple[Command, ...]] | None = None
@@ -120,7 +121,9 @@ class ReplicaRouter:
         """Serve no longer lists the replica: it gets no new work, whatever it reports, until Serve
         lists it again."""
         if replica not in self._gone:
-            self._gone.add(replica)
+            self._gone[replica] = None
+            if len(self._gone) > MAX_LEFT:
+                del self._gone[next(iter(self._gone))]
             log.info("replica %s %s", replica, LEFT_REASON)
             self._note_last()
             self._decisions.note_left(time.time(), replica, LEFT_REASON)
@@ -133,7 +136,8 @@ class ReplicaRouter:
 
     async def listed(self, replicas: frozenset[ReplicaId]) -> None:
         """Serve lists these replicas: each gets work from its next report on."""
-        self._gone -= replicas
+        for replica in replicas:
+            self._gone.pop(replica, None)
 
     def load(self) -> ShardLoad:
         """The load by which ingresses choose between shards."""

@@ -210,3 +210,14 @@ async def test_a_slot_that_serve_unlists_for_a_moment_comes_back(
     now_s += 0.2 * LEFT_S
     assert report() == [S]
     assert pool.residents()[0].model == JAVA
+
+
+async def test_a_router_remembers_the_latest_that_left() -> None:
+    actor = RouterActor()
+    router = actor.router
+    many = [ReplicaId(f"r{i}") for i in range(MAX_LEFT + 1)]
+    for replica in many:
+        router.leave(replica)
+    router.take(a_report(many[0]))  # it is taken for a new one
+    router.take(a_report(many[-1]))
+    assert {r.id for r in (await router.picture()).replicas} == {many[0]}

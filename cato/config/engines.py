@@ -60,7 +60,8 @@ class EngineArgs(StrictModel):
     enforce_eager: bool = False
     """No compilation and no graph capture: starts faster, runs slower."""
     start_timeout_s: Annotated[Duration, Field(gt=0)] = Field(default=600.0, alias="start_timeout")
-    """Time limit of an engine's start."""
+    """Time limit of an engine's start, of a swap, and of a host's first import of vLLM (`zygote`);
+    raise it for slow disks."""
     args: list[Word] = Field(default_factory=list)
     """Extra arguments of the vLLM server, passed unchanged."""
     env: dict[NonEmpty, Word] = Field(default_factory=dict)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -110,7 +109,7 @@ class EngineReplica:
     async def _zygote_socket(self) -> str:
         """Raise `EngineError` when there is none: links cannot carry Ray's errors."""
         try:
-            return await zygote_socket_of(self._host, self._spec.engine.python or sys.executable)
+            return await zygote_socket_of(self._host, self._spec.engine)
         except RayError as error:
             cause = getattr(error, "cause", None)
             raise EngineError(str(cause or error)) from error

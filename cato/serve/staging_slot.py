@@ -36,5 +36,5 @@ class StagingSlot:
         if self._zygote is None:
             socket = run_dir() / f"staging-{os.getpid()}.sock"
             self._zygote = Zygote(socket, python=self._slots.engine.python or sys.executable)
-        await self._zygote.ready()
+        await self._zygote.ready(self._slots.engine.start_timeout_s)
         return self._zygote.socket

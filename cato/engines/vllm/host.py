@@ -15,8 +15,9 @@ from cato.engines.vllm import zygote
 
 # Linux: sockaddr_un holds 108 bytes with the closing zero; ".starting" is appended briefly.
 MAX_SOCKET_PATH_BYTES = 107 - len(".starting")
-# Time to import vLLM and torch from a cold disk on a busy host.
-PRELOAD_TIMEOUT_S = 240.0
+# As the default of an engine's `start_timeout`: importing vLLM and torch from a cold network disk
+# takes minutes.
+START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
 _POLL_S = 0.02
 _ANSWERS_WITHIN_S = 5.0
@@ -90,10 +91,10 @@ class Zygote:
         finally:
             os.close(log)
 
-    async def ready(self, timeout_s: float = PRELOAD_TIMEOUT_S) -> None:
+    async def ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start it if needed and return when it can fork engines.
 
-        Raises `EngineError` with the end of its log when it cannot.
+        Raises `EngineError` with the end of its log when it cannot, or not within `timeout_s`.
         """
         if self._process is not None and os.path.exists(self.socket) and not await self._answers():
             await self._process.wait()  # just killed: its socket's file still exists
@@ -111,7 +112,7 @@ class Zygote:
         except TimeoutError as exc:
             await self.stop()
             raise EngineError(
-                f"vLLM's zygote was not ready after {timeout_s:g} s; "
+                f"vLLM was not imported within {timeout_s:g} s (`start_timeout` of the engine); "
                 + last_words(self.log, self._log_start)
             ) from exc
 

@@ -39,14 +39,13 @@ log = logging.getLogger("cato.engines")
 # Enables the worker extension and sleep. The socket is open to this user only, and CATO passes no
 # client request to these paths.
 _DEV_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
-_SWAP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
+_ORDER_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
 # vLLM's level 1: offload weights to host memory, drop the KV cache.
 _SLEEP_LEVEL = 1
 
 _HEALTH_POLL_S = 0.05
 _STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
 _ZYGOTE_REPLY_TIMEOUT_S = 30.0
-_PLAIN_START_TIMEOUT_S = 30.0
 _CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 # A generation may take any time; if the engine dies, its connections close.
 _GENERATE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
@@ -332,7 +331,8 @@ class VllmEngine:
             raise InputError(f"{model.name} cannot take the place of {self._model.name}: {why_not}")
         body = json.dumps({"method": "cato_swap", "args": [model_path]}).encode()
         self._silence.may_be_silent = True
-        answer = json.loads(await self._ask("POST", "/collective_rpc", body, _SWAP_TIMEOUT))
+        limit = aiohttp.ClientTimeout(total=self._spec.start_timeout_s)  # it reads them from disk
+        answer = json.loads(await self._ask("POST", "/collective_rpc", body, limit))
         if not json.loads(await self._ask("POST", "/reset_prefix_cache"))["success"]:
             raise EngineError(f"{model.name}: the engine keeps KV of the old weights", 503)
         self._silence.is_heard_again()
@@ -346,12 +346,12 @@ class VllmEngine:
         Raise `EngineError` when it fails: the engine is then unusable. On a CPU vLLM only pauses.
         """
         self._silence.may_be_silent = True
-        await self._ask("POST", f"/sleep?level={_SLEEP_LEVEL}", None, _SWAP_TIMEOUT)
+        await self._ask("POST", f"/sleep?level={_SLEEP_LEVEL}", None, _ORDER_TIMEOUT)
 
     async def wake(self) -> None:
         """End the sleep; `facts.start_s` is its duration. Raise `EngineError` when it fails."""
         started_s = time.monotonic()
-        await self._ask("POST", "/wake_up", None, _SWAP_TIMEOUT)
+        await self._ask("POST", "/wake_up", None, _ORDER_TIMEOUT)
         if json.loads(await self._ask("GET", "/is_sleeping"))["is_sleeping"]:
             raise EngineError("the engine did not wake up", 503)
         self._silence.is_heard_again()
@@ -361,7 +361,7 @@ class VllmEngine:
         """The engine's own loop loads an adapter, and downloads it first."""
         self._silence.may_be_silent = True
         try:
-            return await self._ask("POST", path, body, _SWAP_TIMEOUT)
+            return await self._ask("POST", path, body, _ORDER_TIMEOUT)
         finally:
             self._silence.is_heard_again()
 
@@ -390,7 +390,7 @@ class VllmEngine:
                 env=spec.env,  # read by the loader and the interpreter at start only
                 log=self.log,
             )
-            await own.ready(_PLAIN_START_TIMEOUT_S)
+            await own.ready(spec.start_timeout_s)
             zygote_socket = own.socket
         self._offloading = offloading_of(spec, self._accelerator, self._cards, self._model_path)
         argv = server_argv(

@@ -12,6 +12,9 @@ from matplotlib.axes import Axes
 from cato.sim import plots
 from cato.sim.report import Mean, Report, Setting
 
+# Calls of a longer queue are cut off, so that replicas can be told apart.
+MOST_SHOWN = 12.0
+
 
 def label(setting: Setting) -> str:
     return f"{setting['utilization']:g} {setting['arrivals']} {setting['duration_s']:g} s"
@@ -83,7 +86,7 @@ def _plot_series(series: Mapping[str, Any], folder: Path) -> list[Path]:
         fig, axes = plots.figure(len(offered), len(shown))
         cells = [(m, pool) for m in shown for pool in offered]
         for ax, (method, pool) in zip(axes, cells, strict=True):
-            _plot_cell(ax, runs[method][pool], offered[pool])
+            plot_cell(ax, runs[method][pool], offered[pool])
             ax.set_title(f"{method}: {pool}", fontsize=9)
         axes[0].legend(fontsize=7)
         name = label.replace(" s", "s").replace(" ", "-").replace(".", "")
@@ -91,16 +94,18 @@ def _plot_series(series: Mapping[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def _plot_cell(
+def plot_cell(
     ax: Axes, rows: Sequence[Sequence[float]], offered: Sequence[Sequence[float]]
 ) -> None:
+    """Replicas and calls over time of one pool. `rows`: time in s, ready and provisioned replicas,
+    calls that wait or run; `offered`: time in s and work in replicas."""
     at_s, ready, provisioned, calls = zip(*rows, strict=True)
     ax.step(at_s, provisioned, where="post", label="replicas with those starting", color="0.6")
     ax.step(at_s, ready, where="post", label="replicas ready", color="C0")
     ax.plot(*zip(*offered, strict=True), label="offered load (10 s)", color="C1", lw=0.9)
-    ax.plot(
-        at_s, np.minimum(calls, 12), label="calls waiting or running, up to 12", color="C2", lw=0.6
-    )
-    ax.set_ylim(0, 12.5)
+    most = max(MOST_SHOWN, *provisioned, *(work for _, work in offered))
+    words = f"calls waiting or running, up to {most:g}"
+    ax.plot(at_s, np.minimum(calls, most), label=words, color="C2", lw=0.6)
+    ax.set_ylim(0, 1.04 * most)
     ax.set_xlabel("s")
     ax.grid(alpha=0.3)

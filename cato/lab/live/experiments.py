@@ -30,6 +30,7 @@ from cato.lab.live.experiment import (
 )
 from cato.lab.live.traffic import SessionTraffic
 from cato.lab.studies import agent_fleet, completions
+from cato.lab.studies.agents import SESSION_RULES
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
@@ -266,10 +267,11 @@ def short_completions(trace: Path | None) -> LiveExperiment:
 # Recorded sessions of agents
 
 AGENT_USERS = 12
+# Engines do not retain blocks, so `continuum` would be `sticky`.
 AGENT_ARMS = (
     schedulers.FORESIGHT,
-    *("sticky", "session-hash", "prefix-score", "block-cost", "block-cost-8"),
-    *("prefix-affinity", "working-set", "power-of-two"),
+    *(rule for rule in SESSION_RULES if rule != "continuum"),
+    "power-of-two",
 )
 
 

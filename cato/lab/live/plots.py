@@ -13,7 +13,7 @@ matplotlib.use("Agg")  # files, no window
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-MOST_CALLS = 12.5
+from cato.lab.experiments.coding_scaling_plots import plot_cell
 
 
 def pictures(report: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -55,15 +55,8 @@ def _replicas(
     fig, axes = _figure(len(runs), len(offered))
     for row, run in zip(axes, runs, strict=True):
         for axis, (pool, load) in zip(row, offered.items(), strict=True):
-            at_s, ready, wanted, calls = zip(*run["replicas"][pool], strict=True)
-            axis.step(at_s, wanted, where="post", color="0.6", label="replicas ordered")
-            axis.step(at_s, ready, where="post", color="C0", label="replicas ready")
-            axis.plot(*zip(*load, strict=True), color="C1", lw=0.9, label="offered work (10 s)")
-            axis.plot(at_s, calls, color="C2", lw=0.6, label="calls waiting or running")
-            axis.set_ylim(0, MOST_CALLS)
-            axis.set_xlabel("s")
+            plot_cell(axis, run["replicas"][pool], load)
             axis.set_title(f"{run['arm']}: {pool}", fontsize=9)
-            axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=7)
     words = name.replace(" ", "-").replace(".", "")
     path = folder / f"live-{report['experiment']}-replicas-{words}.png"

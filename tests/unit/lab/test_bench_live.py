@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import pyplot as plt
 from rich.console import Console
 
 from cato.config.control import pool_changes
@@ -28,6 +29,7 @@ from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
 from cato.engines.simulated import SimulatedEngine
 from cato.lab.experiments import saber
+from cato.lab.experiments.coding_scaling_plots import plot_cell
 from cato.lab.experiments.common import measured
 from cato.lab.intervals import mean_interval
 from cato.lab.live import serve_llm
@@ -48,11 +50,12 @@ from cato.lab.live.rounds import (
     whole_rounds,
 )
 from cato.lab.live.workflows import LiveTask, live_tasks, workflow_name, workflows, write
-from cato.lab.studies import completions
+from cato.lab.studies import agents, completions
 from cato.policies import schedulers
 from cato.profiles.load import check_profiles, load_profile, load_profiles
 from cato.sim import mixed
 from cato.sim.fleet import PoolSetup
+from cato.sim.plots import figure
 from cato.sim.tasks import Outcome, SimTask
 from cato.sim.tempo_workload import TEMPO_ENGINE
 from cato.sim.workloads import SABER_ENGINE, SEVEN_B
@@ -192,6 +195,12 @@ def test_unknown_names_are_refused_with_those_that_there_are() -> None:
     with pytest.raises(UnknownNameError, match="saber"):
         live_experiment("sabre")
     assert [a.name for a in experiment.chosen([], ["cato"]).arms] == ["cato"]
+
+
+def test_agents_meet_the_opponents_of_the_simulated_study() -> None:
+    live = {arm.name for arm in live_experiment("agents").arms}
+    assert "block-cost-agentic" in live
+    assert {*agents.ARMS} - live == {"continuum"}  # engines retain no blocks
 
 
 def test_a_replay_needs_its_trace() -> None:
@@ -469,6 +478,19 @@ def test_a_scaled_fleet_is_shown_with_its_replicas_over_time(tmp_path: Path) -> 
         "live-coding-scaling.png",
         "live-coding-scaling-replicas-utilization-025.png",
     ]
+
+
+@pytest.mark.parametrize(("replicas", "highest"), [(6, 12.0), (20, 20.0)])
+def test_a_picture_of_replicas_shows_all_of_them_and_says_where_it_cuts_calls(
+    replicas: int, highest: float
+) -> None:
+    fig, (axis,) = figure()
+    plot_cell(axis, [(0.0, 1, 2, 3), (1.0, replicas, replicas, 50)], [(0.0, 1.0), (1.0, 2.0)])
+    lines = {line.get_label(): list(line.get_ydata()) for line in axis.get_lines()}
+    assert lines["replicas ready"][-1] == replicas
+    assert lines[f"calls waiting or running, up to {highest:g}"] == [3, highest]
+    assert axis.get_ylim()[1] >= highest
+    plt.close(fig)
 
 
 # The baseline that is asked in place of CATO

@@ -22,14 +22,15 @@ RUNS_SHOWN = 6
 DECISIONS_SHOWN = 8
 SESSIONS_SHOWN = 6
 BLOCKS = "▁▂▃▄▅▆▇█"
-# Columns of a sparkline, which shows the last `WINDOW_S` seconds.
-SPARK_CHARS = 30
+# Columns of a sparkline, which shows the last `WINDOW_S` seconds; fewer in a narrow terminal.
+SPARK_CHARS, LEAST_SPARK_CHARS = 30, 10
 WINDOW_S = 1800.0
 # The same objective as in the alert rules.
 GOAL = 0.95
-# From this width on, the list of runs has all its times.
+# From this width on, the list of runs has all its times, and the fleet its notes in the table.
 WIDE = 100
 MIN_TASK_CHARS = 7
+MIN_REASON_CHARS = 20
 # Between two columns of a table.
 GAP_CHARS = 3
 # Decisions that are routine, and have no colour.
@@ -68,17 +69,17 @@ def _look(http: httpx.Client) -> Json:
 
 def rendered(now: Json, width: int) -> Group:
     """The state of the deployment as text and tables, for a terminal of `width` columns."""
-    parts: list[RenderableType] = [_head(now), _fleet(now)]
+    parts: list[RenderableType] = [_head(now), *_fleet(now, width)]
     if now["rollouts"]:
         parts.append(rollout.rendered(now["rollouts"]))
     if now["tasks"]:
-        parts.append(_tasks(now))
+        parts.append(_tasks(now, width))
     if now["sessions"]["count"]:
         parts.append(_sessions(now))
     if now["runs"]:
         parts.append(_runs(now, width))
     if now["decisions"]:
-        parts.append(_decisions(now))
+        parts.append(_decisions(now, width))
     return Group(*parts)
 
 
@@ -113,39 +114,39 @@ def _counts(tasks: Sequence[Json], since_s: float) -> tuple[int, int]:
     return sum(p["runs"] for p in points), sum(p["met"] for p in points)
 
 
-def _fleet(now: Json) -> Table:
+def _fleet(now: Json, width: int) -> list[RenderableType]:
+    """Pools and replicas, with notes in a column, or below the table where it is narrow."""
+    rows: list[tuple[str, tuple[str | Text, ...], Text]] = []
+    for pool in now["pools"]:
+        mine = [d for d in now["deployments"] if d["pool"] == pool["name"]]
+        problems = [d["problem"] for d in mine if d["problem"]]
+        slack = _duration(pool["slack_least_s"])
+        cells: tuple[str | Text, ...] = (
+            Text(pool["name"], "bold"), "", "", str(pool["queued"]), "", slack
+        )  # fmt: skip
+        rows.append((pool["name"], cells, Text("; ".join(filter(None, (pool["note"], *problems))))))
+        for r in pool["replicas"]:
+            sign, style = STATES.get(r["state"], ("◐ ", "yellow"))
+            slots = f"{r['held']} of {r['slots']}" if r["slots"] else str(r["held"])
+            wait, state = _duration(r["wait_s"]), Text(sign + r["state"], style)
+            if r["state"] == "gone":
+                slots = wait = ""
+            note = Text(", ").join(
+                filter(None, (_sessions_of(r), Text(r["model"]), Text(r["note"])))
+            )
+            rows.append((r["id"], (Text(f"  {r['id']}"), state, slots, "", wait, ""), note))
+    is_wide = width >= WIDE
     table = a_table("Fleet")
     for name in ("pool, replica", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("slots", "queued", "wait", "slack"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("notes")
-    for pool in now["pools"]:
-        mine = [d for d in now["deployments"] if d["pool"] == pool["name"]]
-        problems = [d["problem"] for d in mine if d["problem"]]
-        table.add_row(
-            Text(pool["name"], "bold"),
-            "",
-            "",
-            str(pool["queued"]),
-            "",
-            _duration(pool["slack_least_s"]),
-            Text("; ".join(filter(None, (pool["note"], *problems)))),
-        )
-        for r in pool["replicas"]:
-            sign, style = STATES.get(r["state"], ("◐ ", "yellow"))
-            slots = f"{r['held']} of {r['slots']}" if r["slots"] else str(r["held"])
-            is_gone = r["state"] == "gone"
-            table.add_row(
-                Text(f"  {r['id']}"),
-                Text(sign + r["state"], style),
-                "" if is_gone else slots,
-                "",
-                "" if is_gone else _duration(r["wait_s"]),
-                "",
-                Text(", ").join(filter(None, (_sessions_of(r), Text(r["model"]), Text(r["note"])))),
-            )
-    return table
+    if is_wide:
+        table.add_column("notes")
+    for _, cells, note in rows:
+        table.add_row(*cells, *((note,) if is_wide else ()))
+    below = [] if is_wide else [Text(f"  {id}: ").append(note) for id, _, note in rows if note]
+    return [table, *below]
 
 
 def _sessions_of(replica: Json) -> Text:
@@ -189,32 +190,38 @@ def _sessions(now: Json) -> Table:
     return table
 
 
-def _tasks(now: Json) -> Table:
-    table = a_table("SLO attainment, last 30 minutes")
-    table.add_column("task", no_wrap=True)
-    table.add_column("SLO", no_wrap=True)
-    table.add_column("runs", justify="right")
-    table.add_column("met", justify="right")
-    table.add_column("over time", no_wrap=True)
+def _tasks(now: Json, width: int) -> Table:
+    rows = []
     for task in now["tasks"]:
         runs, met = _counts([task], now["now_s"] - WINDOW_S)
         share = met / runs if runs else 1.0
-        table.add_row(
-            task["task"],
-            f"{task['metric']} {_duration(task['target_s'])}",
-            str(runs),
-            Text(f"{100 * share:.1f} %", "red" if share < GOAL else "green"),
-            _sparkline(task["points"], now["now_s"]),
-        )
+        slo = f"{task['metric']} {_duration(task['target_s'])}"
+        told = Text(f"{100 * share:.1f} %", "red" if share < GOAL else "green")
+        rows.append((task, slo, str(runs), told))
+    # Numbers are whole: the line over time gets shorter first, then the tasks' names.
+    names = ("SLO", "runs", "met")
+    numbers = sum(max(len(n), *(len(r[i]) for r in rows)) for i, n in enumerate(names, start=1))
+    left = width - numbers - GAP_CHARS * 5 - 1
+    spark = left - max(len(task["task"]) for task, *_ in rows)
+    spark = max(LEAST_SPARK_CHARS, min(SPARK_CHARS, spark))
+    table = a_table("SLO attainment, last 30 minutes")
+    table.add_column("task", no_wrap=True, max_width=max(MIN_TASK_CHARS, left - spark))
+    table.add_column("SLO", no_wrap=True)
+    for name in ("runs", "met"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("over time", no_wrap=True)
+    for task, slo, runs_told, share_told in rows:
+        line = _sparkline(task["points"], now["now_s"], spark)
+        table.add_row(Text(task["task"]), slo, runs_told, share_told, line)
     return table
 
 
-def _sparkline(points: Sequence[Json], now_s: float) -> str:
-    """Attainment per minute; blank where no run ended."""
-    runs, met = [0] * SPARK_CHARS, [0] * SPARK_CHARS
+def _sparkline(points: Sequence[Json], now_s: float, chars: int) -> str:
+    """Attainment over the last `WINDOW_S` seconds; blank where no run ended."""
+    runs, met = [0] * chars, [0] * chars
     for point in points:
         ago = (now_s - point["at_s"]) / WINDOW_S
-        i = min(SPARK_CHARS - 1, int((1 - ago) * SPARK_CHARS))
+        i = min(chars - 1, int((1 - ago) * chars))
         if i >= 0:
             runs[i] += point["runs"]
             met[i] += point["met"]
@@ -251,22 +258,24 @@ def _runs(now: Json, width: int) -> Table:
     return table
 
 
-def _decisions(now: Json) -> Table:
-    table = a_table("Latest decisions")
-    for name in ("at", "decision", "task"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("slack", justify="right", no_wrap=True)
-    table.add_column("reason", min_width=20)
+def _decisions(now: Json, width: int) -> Table:
+    rows = []
     for d in now["decisions"][:DECISIONS_SHOWN]:
         at = time.strftime("%H:%M:%S", time.localtime(d["at_s"]))
-        style = "" if d["kind"] in ROUTINE else "yellow"
-        table.add_row(
-            at,
-            Text(d["kind"], style),
-            d["task"] or d["replica"],
-            _duration(d["slack_s"]),
-            Text(d["reason"]),
-        )
+        kind = Text(d["kind"], "" if d["kind"] in ROUTINE else "yellow")
+        slack = Text(_duration(d["slack_s"]))
+        rows.append((Text(at), kind, Text(d["task"] or d["replica"]), slack, Text(d["reason"])))
+    names = ("at", "decision", "", "slack")
+    others = sum(max(len(n), *(len(r[i]) for r in rows)) for i, n in enumerate(names) if n)
+    others += MIN_REASON_CHARS + GAP_CHARS * 5 + 1
+    table = a_table("Latest decisions")
+    for name in ("at", "decision"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("task", no_wrap=True, max_width=max(MIN_TASK_CHARS, width - others))
+    table.add_column("slack", justify="right", no_wrap=True)
+    table.add_column("reason", min_width=MIN_REASON_CHARS)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

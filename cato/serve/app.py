@@ -179,6 +179,7 @@ class Ingress:
             tracing=from_environment(),
             brownout=spec.brownout,
             reuse=spec.reuse,
+            workflow_problem=self._files.problem,
         )
         self._pools.start()
         records.start()

@@ -149,8 +149,9 @@ class TaskService:
         tracing: Tracing | None = None,
         brownout: Sequence[BrownoutStep] = (),
         reuse: ReuseLimits | None = None,
+        workflow_problem: str = "",
     ) -> None:
-        """With `reuse`, identical calls share answers."""
+        """With `reuse`, identical calls share answers. `workflow_problem`: see `follow`."""
         self._reuse = None if reuse is None else Reuse(reuse)
         self._workflows = workflows
         self._pools = pools
@@ -159,7 +160,7 @@ class TaskService:
         self._lengths = LengthPredictor(records.length)
         self._random = random.Random(seed)
         self._tracing = tracing
-        self.workflow_problem = ""
+        self.workflow_problem = workflow_problem
         self.arms = Arms(records, pools)
         self._retries = RetryBudget()
         self._brownout = tuple(brownout)

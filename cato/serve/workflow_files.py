@@ -1,4 +1,8 @@
-"""Reloads workflow files when they change; invalid files keep the last good workflows."""
+"""Reloads workflow files when they change; of an invalid file the last valid version stays.
+
+An ingress that starts while a file is invalid leaves its task out and serves the others: a mistake
+in one file must not keep an ingress from coming back.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from cato.config.lines import with_lines
-from cato.core.errors import ConfigError
+from cato.core.errors import ConfigError, Problem
 from cato.core.ids import TaskName
 from cato.core.workflow import Workflow
-from cato.workflows.load import load_workflows
+from cato.workflows.load import files_of_workflows, read_workflows
 
 log = logging.getLogger("cato.workflows")
 
@@ -30,12 +34,14 @@ class WorkflowFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raise `ConfigError` if the files are invalid now."""
+        """Raise `ConfigError` without such a folder."""
         self._folder = folder
         self._loaded = self._seen = _signature(folder)
-        self.workflows: Workflows = load_workflows(folder)
+        self._by_file: dict[Path, Workflow] = {}
+        self.workflows: Workflows = {}
         self.problem = ""
-        """What is wrong with the current files; `workflows` are the last good ones."""
+        """What is wrong with the current files; `workflows` has their last valid versions."""
+        self._load()
 
     def look(self) -> bool:
         """Poll once; return whether `workflows` or `problem` changed. Blocks to read files."""
@@ -45,14 +51,34 @@ class WorkflowFiles:
             return False
         self._loaded = now
         try:
-            self.workflows = load_workflows(self._folder)
+            self._load()
         except ConfigError as error:
-            self.problem = str(ConfigError(with_lines(error.problems)))
-            log.warning("invalid workflow files, keeping the previous workflows: %s", self.problem)
+            self._tell(error.problems)
             return True
-        self.problem = ""
         log.warning("%d workflows reloaded from %s", len(self.workflows), self._folder)
         return True
+
+    def _load(self) -> None:
+        """Read the files; an invalid one leaves the last valid workflow of that file in use."""
+        valid, problems = read_workflows(self._folder)
+        names = {workflow.name for workflow in valid.values()}
+        kept = {
+            path: workflow
+            for path in files_of_workflows(self._folder)
+            if path not in valid
+            and (workflow := self._by_file.get(path)) is not None
+            and workflow.name not in names
+        }
+        self._by_file = valid | kept
+        self.workflows = {w.name: w for w in self._by_file.values()}
+        self._tell(problems)
+
+    def _tell(self, problems: tuple[Problem, ...]) -> None:
+        self.problem = str(ConfigError(with_lines(problems))) if problems else ""
+        if problems:
+            log.warning(
+                "invalid workflow files; what was valid before stays in use: %s", self.problem
+            )
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Poll for ever; call `changed` after every change."""

@@ -81,6 +81,9 @@ _JINJA_NAMES = (
 RESERVED_NAMES = ITEM_NAMES.union(_JINJA_NAMES.split())
 """Names that already have a meaning in templates."""
 
+AUTO_TASK = "auto"
+"""No task's name: its model's name would be the one that lets CATO choose a task."""
+
 _EMPTY_TEMPLATE = compile_template("")
 _EMPTY_EXPRESSION = compile_expression("none")
 _NODE: TypeAdapter[Any] = TypeAdapter(AnyNodePart)
@@ -103,10 +106,19 @@ def files_of_workflows(folder: Path, ending: str = ".yaml") -> list[Path]:
 
 def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
     """All workflows of a folder by task; raise `ConfigError` with the problems of all files."""
+    by_file, problems = read_workflows(folder)
+    if problems:
+        raise ConfigError(problems)
+    return {workflow.name: workflow for workflow in by_file.values()}
+
+
+def read_workflows(folder: Path) -> tuple[dict[Path, Workflow], tuple[Problem, ...]]:
+    """The valid workflows of a folder by file, and the problems of the other files. Raise
+    `ConfigError` without such a folder."""
     if not folder.is_dir():
         raise ConfigError((Problem(str(folder), "", "", "no such folder of workflows"),))
-    workflows: dict[TaskName, Workflow] = {}
-    files: dict[TaskName, str] = {}
+    by_file: dict[Path, Workflow] = {}
+    files: dict[TaskName, Path] = {}
     problems: list[Problem] = [
         Problem(str(path), "", "", "is not read: rename it to end in .yaml")
         for path in files_of_workflows(folder, ".yml")
@@ -117,14 +129,12 @@ def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
         except ConfigError as exc:
             problems += exc.problems
             continue
-        if workflow.name in workflows:
+        if workflow.name in files:
             rule = f"the task is already defined in {files[workflow.name]}"
             problems.append(Problem(str(path), "name", repr(workflow.name), rule))
             continue
-        workflows[workflow.name], files[workflow.name] = workflow, str(path)
-    if problems:
-        raise ConfigError(tuple(problems))
-    return workflows
+        by_file[path], files[workflow.name] = workflow, path
+    return by_file, tuple(problems)
 
 
 def check_inputs(
@@ -266,6 +276,9 @@ class _Draft:
     # Passes
 
     def _check_ids(self) -> None:
+        if self._raw.get("name") == AUTO_TASK:
+            rule = "this name is taken: the model cato-auto chooses a task by the request's shape"
+            self._add("name", rule)
         for name in self.inputs:
             if name in RESERVED_NAMES:
                 self._add(f"inputs.{name}", "this name already has a meaning in templates")

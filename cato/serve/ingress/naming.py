@@ -33,9 +33,10 @@ from cato.serve.ingress import virtual
 from cato.serve.ingress.context import Ingress, caller_of, check_task, remember_drawn, session_of
 from cato.serve.ingress.hints import SlaClass
 from cato.serve.pools import PoolInfo, pool_named
+from cato.workflows.load import AUTO_TASK
 
 TASK_HEADER = "X-CATO-Task"
-AUTO_MODEL = f"{virtual.PREFIX}auto"
+AUTO_MODEL = f"{virtual.PREFIX}{AUTO_TASK}"
 COMPLETION = TaskName("code-completion")
 GENERATION = TaskName("code-generation")
 

@@ -86,10 +86,46 @@ def test_a_wrong_file_changes_nothing_and_is_named_until_it_is_right(
     assert target_s(files) == 4
 
 
-def test_a_folder_that_is_wrong_from_the_beginning_is_an_error(tmp_path: Path) -> None:
+def test_a_wrong_file_holds_up_no_other(tmp_path: Path) -> None:
+    wrong, other = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    write(wrong, COMPLETION)
+    write(other, GENERATION)
+    files = WorkflowFiles(tmp_path)
+    write(wrong, COMPLETION.replace("max_tokens: 12", "max_tokens: many"))
+    write(other, GENERATION.replace("10s", "3s"))
+    files.look()
+    assert files.look()
+    assert {name: w.slo.target_s for name, w in files.workflows.items()} == {
+        "code-completion": 10,
+        "code-generation": 3,
+    }
+    wrong.unlink()
+    files.look()
+    assert files.look()
+    assert (list(files.workflows), files.problem) == (["code-generation"], "")
+
+
+def test_a_task_that_moves_to_another_file_is_that_of_the_valid_one(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", COMPLETION)
+    files = WorkflowFiles(tmp_path)
+    write(tmp_path / "a.yaml", "name: [")
+    write(tmp_path / "b.yaml", COMPLETION.replace("10s", "3s"))
+    files.look()
+    assert files.look()
+    assert target_s(files) == 3
+
+
+def test_an_ingress_that_starts_beside_a_wrong_file_serves_the_others(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "nonsense")
+    write(tmp_path / "b.yaml", COMPLETION)
+    files = WorkflowFiles(tmp_path)
+    assert list(files.workflows) == ["code-completion"]
+    assert "a.yaml" in files.problem
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        WorkflowFiles(tmp_path)
+        WorkflowFiles(tmp_path / "absent")
 
 
 async def test_the_next_request_is_of_the_new_workflow_and_the_page_shows_a_problem(
@@ -138,7 +174,7 @@ async def test_an_unexpected_error_is_shown_and_the_next_good_file_is_taken(
         raise OverflowError("too large")
 
     with monkeypatch.context() as broken:
-        broken.setattr(workflow_files, "load_workflows", fails)
+        broken.setattr(workflow_files, "read_workflows", fails)
         write(path, COMPLETION.replace("10s", "3s"))
         await until(lambda: len(told) == 1, within_s=5)
     assert "too large" in told[0]

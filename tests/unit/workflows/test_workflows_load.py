@@ -159,6 +159,11 @@ def test_a_value_that_a_node_can_never_use_is_a_problem_of_the_file(
     assert rule in problem.rule
 
 
+def test_no_task_has_the_name_of_the_model_that_chooses_one(tmp_path: Path) -> None:
+    (problem,) = problems_of(tmp_path, A_WORKFLOW.replace("name: review", "name: auto"))
+    assert "this name is taken" in problem
+
+
 def a_file(folder: Path, text: str, name: str = "review.yaml") -> Path:
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from subprocess import SubprocessError
 
 from cato.control.fitting import has_first_forest, most_urgent, needs_forest, refitted_apart
 from cato.control.memory import give_back
@@ -97,7 +98,7 @@ class Learning:
         self._learnt_at_s = now_s
         if grows:
             self._grown_at_s = now_s
-        fit = refitted_apart if grows else refitted
+        fit = _with_forests if grows else refitted
         self._learning = asyncio.get_running_loop().create_task(
             self._refit(self._length_history.taken(due), fit)
         )
@@ -108,7 +109,7 @@ class Learning:
         if taken:
             version = self._next_version()
             self._lengths = await asyncio.to_thread(fit, self._lengths, taken, version, SEED)
-            if fit is refitted_apart:
+            if fit is not refitted:
                 await asyncio.to_thread(give_back)
         if self._has_new_runs:
             self._has_new_runs = False
@@ -120,6 +121,16 @@ class Learning:
         """Higher than any version an ingress knows, including those of earlier incarnations."""
         self._version = max(self._version + 1, time.time_ns() // 1_000_000)
         return self._version
+
+
+def _with_forests(lengths: OutputLengths, taken: Taken, version: int, seed: int) -> OutputLengths:
+    """Refit in a subprocess; without forests if it fails, say for lack of memory, so that lengths
+    are still learnt."""
+    try:
+        return refitted_apart(lengths, taken, version, seed)
+    except (OSError, SubprocessError):
+        log.exception("no forests of output lengths; learning their quantiles")
+        return refitted(lengths, taken, version, seed, grows=False)
 
 
 def _report_failure(learning: asyncio.Task[None]) -> None:

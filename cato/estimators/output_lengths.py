@@ -252,9 +252,17 @@ class LengthHistory:
         return newest
 
 
-def refitted(lengths: OutputLengths, taken: Taken, version: int, seed: int) -> OutputLengths:
-    """`lengths` with the keys of `taken` refitted; a tenth of a second for a key with a forest."""
-    fresh = {key: _fitted(key, outputs, seen, seed) for key, (outputs, seen) in taken.items()}
+def refitted(
+    lengths: OutputLengths, taken: Taken, version: int, seed: int, *, grows: bool = True
+) -> OutputLengths:
+    """`lengths` with the keys of `taken` refitted; a tenth of a second for a key with a forest.
+
+    Unless it `grows` forests, all keys get plain quantiles.
+    """
+    fresh = {
+        key: _fitted(key, outputs, seen, seed, grows=grows)
+        for key, (outputs, seen) in taken.items()
+    }
     return OutputLengths(version, {**lengths.keys, **fresh})
 
 
@@ -262,11 +270,11 @@ def _has_outgrown(seen: int, known: KeyLengths | None) -> bool:
     return known is None or seen >= known.seen + max(1.0, _GROWTH * min(known.seen, KEPT_SAMPLES))
 
 
-def _fitted(key: Key, outputs: Outputs, seen: int, seed: int) -> KeyLengths:
+def _fitted(key: Key, outputs: Outputs, seen: int, seed: int, *, grows: bool) -> KeyLengths:
     records = _records(key, outputs)
     plain = MarginalLengths.fit(records)
     forest = None
-    if len(records) >= MIN_FOREST_SAMPLES and _forest_gains(key, outputs, seed):
+    if grows and len(records) >= MIN_FOREST_SAMPLES and _forest_gains(key, outputs, seed):
         forest = _forest(records, seed)
     return KeyLengths(LengthBelief(plain.grid(records[0].features)), forest, seen)
 

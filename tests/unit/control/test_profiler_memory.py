@@ -94,6 +94,24 @@ async def test_outputs_that_wait_for_their_next_forest_are_not_copied(
     assert copied == [{(TASK, NODE, "m"): MIN_FOREST_SAMPLES}]
 
 
+async def test_lengths_are_learnt_where_no_forest_can_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a restart on a host without memory to spare."""
+
+    def fails(*_: object) -> OutputLengths:
+        raise subprocess.CalledProcessError(-9, "fitting")
+
+    monkeypatch.setattr(learning_module, "refitted_apart", fails)
+    learning = Learning()
+    learning.restore(some_samples(MIN_FOREST_SAMPLES), ())
+    await until(lambda: learning.lengths(0) is not None, within_s=20)
+    lengths = learning.lengths(0)
+    assert lengths is not None
+    known = lengths.keys[TASK, NODE, "m"]
+    assert (known.forest, known.seen) == (None, MIN_FOREST_SAMPLES)
+
+
 def test_growing_forests_leaves_nothing_in_the_process() -> None:
     code = """
 import sys

@@ -9,7 +9,7 @@ CatoError
 │   ├── WorkLimitError     it asked for more work than it may do at once
 │   └── WrongValueError    its value is not of the kind that is needed there
 ├── NodeError              a node of a run failed
-├── DeadlineError          a run passed its hard deadline (HTTP 504)
+├── DeadlineError          a run passed its hard deadline, or a node its budget (HTTP 504)
 ├── AccessError            the caller may not do this, or nobody can say who it is (HTTP 401, 403)
 ├── QuotaError             the caller's tenant has used what it may for now (HTTP 429)
 ├── StartingError          the engines are not known yet (HTTP 503)
@@ -157,13 +157,16 @@ class NodeError(CatoError):
 
 
 class DeadlineError(CatoError):
-    """A run was still unfinished after its hard limit of `limit_s`."""
+    """A run was still unfinished after its hard limit of `limit_s`, or its `node` after its own."""
 
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(limit_s)
+    def __init__(self, limit_s: float, node: str = "") -> None:
+        super().__init__(limit_s, node)
         self.limit_s = limit_s
+        self.node = node
 
     def __str__(self) -> str:
+        if self.node:
+            return f"node {self.node!r}: not ready within its budget of {self.limit_s:g} s"
         return f"not finished within {self.limit_s:g} s"
 
 

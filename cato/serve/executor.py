@@ -251,7 +251,7 @@ class RunningTask:
                 self._pass_deadline()  # this timer fired before the watchdog
                 return
             problem = f"not ready within its {command.limit_s or 0.0:.3f} s"
-            self._fail(attempts, DeadlineError(command.limit_s or 0.0), problem)
+            self._fail(attempts, DeadlineError(command.limit_s or 0.0, node.id), problem)
         except SupersededError:
             self.cancel(SUPERSEDED)
         except CatoError as error:

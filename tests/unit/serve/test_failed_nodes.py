@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from ingress_kit import Kit, a_pool, a_profile, running
+from ingress_kit import Kit, a_pool, a_profile, a_slow_pool, running
 
 from cato.core.errors import EngineError
 from cato.core.receipt import Excuse, SlaReceipt
@@ -195,4 +195,26 @@ async def test_a_limit_that_a_node_has_made_is_no_client_s_error(tmp_path: Path)
     async with running(tmp_path, a_pool_with(None), workflows=(OWN_FAULT,)) as kit:
         answer, receipt = await ask(kit, "own-fault", {})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "node_failed")
+    assert receipt.excuse is Excuse.NONE
+
+
+BUDGETED = """
+name: budgeted
+description: Has a node that must be quick.
+sla: {metric: e2e, target: 10s}
+inputs: {prompt: {type: str}}
+nodes:
+  only:
+    {type: llm, model: slow, prompt: "{{ prompt }}", max_tokens: 500, budget: 100ms,
+     extra: {ignore_eos: true}}
+output: only
+"""
+
+
+async def test_a_client_is_told_which_node_passed_its_budget(tmp_path: Path) -> None:
+    async with running(tmp_path, a_slow_pool(), workflows=(BUDGETED,)) as kit:
+        answer, receipt = await ask(kit, "budgeted", {"inputs": {"prompt": "x"}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    problem = "node 'only': not ready within its budget of 0.1 s"
+    assert answer.headers["X-CATO-Problem"] == problem
     assert receipt.excuse is Excuse.NONE

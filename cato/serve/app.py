@@ -20,6 +20,7 @@ from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control.memory import spare_collector
 from cato.control.ray_private import check_ray_version, http_host, keep_requests_retryable
+from cato.core.errors import ConfigError
 from cato.core.follow_ups import CallsBefore, calls_before
 from cato.core.ids import DeploymentName, NodeId, TaskName
 from cato.core.profile import UNMEASURED, Profile
@@ -161,10 +162,10 @@ class Ingress:
         sign_in = None if spec.sign_in is None else SignIn(spec.sign_in)
         self._access = AccessControl(KeyRule(spec.keys), share=1 / spec.replicas, sign_in=sign_in)
         records = RayRecords(self._pools, _nodes(workflows), self._access)
-        indexes = {}
-        for name, folder in spec.indexes.items():
-            store = run_dir() / "indexes" / name
-            indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
+        indexes = {
+            name: await asyncio.to_thread(_index, name, folder)
+            for name, folder in spec.indexes.items()
+        }
         self._followed = IndexFollower(tuple(indexes.values()))
         self._followed.start()
         self._spec = spec
@@ -274,6 +275,14 @@ def _leaving_request_id_to_serve(app: Any) -> Any:
         await app(scope, receive, send_once)
 
     return asgi
+
+
+def _index(name: str, folder: str) -> CodeIndex:
+    try:
+        found = resolve_index(folder)
+    except ConfigError:  # `cato serve` has seen it: it is away
+        found = Path(folder).expanduser()
+    return CodeIndex.open_if_possible(found, run_dir() / "indexes" / name)
 
 
 def build_ingress(args: IngressArgs) -> Application:

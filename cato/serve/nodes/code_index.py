@@ -19,7 +19,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +97,20 @@ class CodeIndex:
         index.refresh(progress)
         return index
 
+    @classmethod
+    def open_if_possible(cls, folder: Path, store: Path) -> CodeIndex:
+        """Like `open`, but what cannot be built now (its folder is away, the disk is full) does not
+        keep an ingress from starting: the last index is searched, or searches fail, until an
+        `IndexFollower` has built it."""
+        try:
+            return cls.open(folder, store)
+        except (ConfigError, OSError, ValueError) as error:
+            _log.warning("%s: the code index cannot be built now: %s", folder, error)
+        index = cls(folder, store)
+        with suppress(OSError, ValueError):
+            index.reload()
+        return index
+
     @property
     def folder(self) -> Path:
         """The indexed folder, without links."""
@@ -140,13 +154,15 @@ class CodeIndex:
         return result
 
     def search(self, query: str, top_k: int) -> list[Snippet]:
-        """At most `top_k` snippets that share terms with `query`, best first.
+        """At most `top_k` snippets that share terms with `query`, best first. Raise `OSError` if
+        the index is not built yet.
 
         `query` is any text, code or prose, without query syntax. Of overlapping windows of one file
         only the best is returned.
         """
         searcher = self._searcher
-        assert searcher is not None, "search before open"
+        if searcher is None:
+            raise OSError("it is not built yet")
         wanted = min(top_k, MAX_TOP_K)
         clauses = self._clauses(searcher, query)
         if wanted < 1 or not clauses:  # Tantivy panics on a limit of 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import assert_never
 
 from cato.core.checkers import CheckerSpec
@@ -38,7 +39,8 @@ class NodeRunner:
         limit of a completion's nodes."""
         await parsing.parsed("analyze", "x = 1\n", language="python", cursor=0)
         for index in self._indexes.values():
-            await asyncio.to_thread(index.search, "def read open file return", 2)
+            with suppress(OSError, ValueError):  # not built yet, or damaged: its nodes say so
+                await asyncio.to_thread(index.search, "def read open file return", 2)
 
     async def run(
         self, node: NodeId, settings: NodeSettings, names: Mapping[str, object]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from cato.serve.nodes import CodeIndex, Refresh, retrieve
 from cato.serve.nodes.code_files import MAX_FILE_BYTES
 from cato.serve.nodes.code_index import WINDOW_LINES
 from cato.serve.nodes.index_following import IndexFollower
+from cato.serve.nodes.runner import NodeRunner
 
 PARSER = '''def parse_http_header(line):
     """Split one header line."""
@@ -378,6 +381,34 @@ def test_a_folder_that_is_away_keeps_its_index_and_is_told_once(
     (tmp_path / "away").rename(folder)
     a_folder(tmp_path, queue=QUEUE)
     until_found(index, "bounded queue", ["queue.py"])
+
+
+async def test_an_ingress_starts_without_a_folder_and_finds_its_code_when_it_is_there(
+    tmp_path: Path, store: Path, followed: Callable[[CodeIndex], None]
+) -> None:
+    index = CodeIndex.open_if_possible(tmp_path / "code", store)
+    await NodeRunner({"code": index}).warm_up()
+    settings = RetrieveSettings("code", Fixed("header"), 3)
+    with pytest.raises(NodeError, match="cannot be read: it is not built yet"):
+        retrieve.run("find", settings, {}, {"code": index})
+    a_folder(tmp_path, parser=PARSER)
+    followed(index)
+    deadline_s = time.monotonic() + 60
+    found: list[str] = []
+    while not found and time.monotonic() < deadline_s:
+        with suppress(OSError):
+            found = paths(index, "header")
+        await asyncio.sleep(0.05)
+    assert found == ["parser.py"]
+
+
+def test_an_ingress_that_starts_while_the_folder_is_away_searches_the_last_index(
+    tmp_path: Path, store: Path
+) -> None:
+    folder = a_folder(tmp_path, parser=PARSER)
+    CodeIndex.open(folder, store)
+    folder.rename(tmp_path / "away")
+    assert paths(CodeIndex.open_if_possible(folder, store), "header") == ["parser.py"]
 
 
 @settings(max_examples=15)  # each edit is a commit to disk

@@ -21,6 +21,7 @@ from cato.serve.ingress.receipts import as_json
 from cato.serve.invoker import Piece
 from cato.wire.choices import ChoicesWriter, UsageIn
 from cato.wire.events import Event, event_bytes
+from cato.wire.sealed import seal, sealed_events
 
 RECEIPT_HEADER = "X-CATO-Receipt"
 
@@ -59,11 +60,15 @@ async def relay_typed(
     *,
     is_streamed: bool,
     last_event: str,
+    seals: bool = False,
 ) -> Response:
-    """Answers with typed events; `last_event` is the type of a stream's last one."""
+    """Answers with typed events; `last_event` is the type of a stream's last one. `seals`: clients
+    can bring reasoning back (`cato.wire.sealed`)."""
     if not is_streamed:
-        return await whole_call(ingress, request, task, partial(_with_receipt, extra={}))
-    events = partial(_typed, form=form, last=f"event: {last_event}\n".encode())
+        finished = partial(_typed_whole, seals=seals)
+        return await whole_call(ingress, request, task, finished)
+    last = f"event: {last_event}\n".encode()
+    events = partial(_typed, form=form, last=last, seals=seals)
     exchange = Exchange(request, task, ingress.has_replicas)
     return await streamed(request, exchange, events, sign=form.sign)
 
@@ -72,6 +77,12 @@ def _with_receipt(
     value: dict[str, object], finish: FinishRun, *, extra: Mapping[str, object]
 ) -> dict[str, object]:
     return {**value, **extra, "cato": as_json(finish.receipt)}
+
+
+def _typed_whole(value: dict[str, object], finish: FinishRun, *, seals: bool) -> dict[str, object]:
+    if seals:
+        seal(value.get("output"))
+    return _with_receipt(value, finish, extra={})
 
 
 async def _choices(
@@ -113,7 +124,7 @@ def _usage_chunk(raw: bytes) -> dict[str, object] | None:
 
 
 async def _typed(
-    exchange: Exchange, batch: list[Piece], *, form: WrittenForm, last: bytes
+    exchange: Exchange, batch: list[Piece], *, form: WrittenForm, last: bytes, seals: bool
 ) -> AsyncGenerator[bytes, None]:
     """The engine's own events; the last one is held back until the receipt is known."""
     end = b""
@@ -123,7 +134,7 @@ async def _typed(
             if piece.raw.startswith(last):  # in a piece of its own
                 end = piece.raw
             else:
-                raw.append(piece.raw)
+                raw.append(sealed_events(piece.raw) if seals else piece.raw)
         if raw:
             yield b"".join(raw)
         batch = await exchange.next()
@@ -132,5 +143,7 @@ async def _typed(
         yield WrittenForm(exchange.task.writer or form.writer).failed(failure)
         return
     event: Event = json.loads(end.partition(b"data: ")[2])
+    if seals:
+        seal(event["response"].get("output"))
     form.writer.receipt_place(event)["cato"] = as_json(finish_of(exchange.task).receipt)
     yield event_bytes(event)

@@ -61,7 +61,7 @@ def _messages(item: Block) -> list[Message]:
             parts = parts_of(item.get("content"), "input.content", text_block)
             return [Message(role_of(item, _FIELD), tuple(parts))]
         case "reasoning":
-            texts = [*_texts(item, "summary"), *_texts(item, "content")]
+            texts = [*texts_of(item, "summary"), *texts_of(item, "content")]
             thought = "\n".join(texts)
             return [Message("assistant", (Part(PartKind.THINKING, thought),))] if thought else []
         case "item_reference":
@@ -95,7 +95,8 @@ def _output(item: Block) -> object:
     return output if isinstance(output, str | list | None) else as_text(output)
 
 
-def _texts(item: Block, field: str) -> list[str]:
+def texts_of(item: Block, field: str) -> list[str]:
+    """The texts of an item's blocks in `field`."""
     inner = item.get(field)
     blocks = inner if isinstance(inner, list) else []
     return [b["text"] for b in blocks if isinstance(b, Mapping) and isinstance(b.get("text"), str)]

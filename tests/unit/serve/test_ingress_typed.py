@@ -34,6 +34,7 @@ from cato.core.session import Prompt
 from cato.core.topology import EngineSpec
 from cato.core.workflow import CallSettings
 from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.simulated import SimulatedEngine, simulated_text
 from cato.engines.simulated.asked import read_prompt
 from cato.serve.prompts import tokenizing
@@ -207,6 +208,76 @@ async def test_what_only_anthropics_servers_can_do_is_refused_by_field(
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(f"{field} is not supported: ")
     assert (await post(tmp_path, MESSAGES, {**MESSAGE_CALL[1], field: None})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        ("GET", "resp_1", "not stored"),
+        ("DELETE", "resp_1", "not stored"),
+        ("GET", "resp_1/input_items", "not stored"),
+        ("POST", "resp_1/cancel", "not stored"),
+        ("POST", "compact", "ask for a summary"),
+    ],
+)
+async def test_what_needs_stored_responses_says_so(
+    tmp_path: Path, method: str, path: str, says: str
+) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit, kit.http() as http:
+        response = await http.request(method, f"{RESPONSES}/{path}", json={})
+    assert response.status_code == 404
+    assert says in response.json()["error"]["message"]
+
+
+class ThinkingEngine(ScriptedEngine):
+    """Thinks, and keeps the bodies that it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        script = folder / "script.json"
+        step = {"thinking": "Two numbers.", "text": "Done."}
+        rule = {"name": "any", "where": "all", "pattern": "Write add", "step": step}
+        text = json.dumps({"steps": {}, "rules": [rule], "log": str(folder / "log.jsonl")})
+        script.write_text(text, encoding="utf-8")
+        super().__init__(a_profile(), EngineSpec("scripted", script=str(script)), "sim-fast")
+        self.bodies: list[dict[str, Any]] = []
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        self.bodies.append(dict(request.body))
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_client_brings_reasoning_back_that_it_gets_only_encrypted(
+    tmp_path: Path, is_streamed: bool
+) -> None:
+    """As the Vercel AI SDK does with `store: false`, and Codex."""
+    pool, engine = a_pool("sim-fast", "fast", replicas=0), ThinkingEngine(tmp_path)
+    pool.add(engine)
+    asked = {"model": "fast", "store": False, "stream": is_streamed}
+    include = {"include": ["reasoning.encrypted_content"]}
+    async with running(tmp_path, pool, workflows=WORKFLOWS) as kit, kit.http() as http:
+        response = await http.post(RESPONSES, json={**asked, **include, "input": SAID})
+        plain = await http.post(RESPONSES, json={**asked, "input": SAID})
+        if not is_streamed:
+            values = [response.json()]
+        else:
+            events = [value for _, value in sse_events(response.text)]
+            for event in events:
+                strict(ResponseStreamEvent, event)
+            ended = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+            values = [{"output": ended}, events[-1]["response"]]
+        for value in values:
+            thought = value["output"][0]
+            assert thought["type"] == "reasoning"
+            brought = {k: v for k, v in thought.items() if k != "content"}
+            again = {**asked, "input": [*SAID, brought, *SAID]}
+            assert (await http.post(RESPONSES, json=again)).status_code == 200
+            (item,) = (i for i in engine.bodies[-1]["input"] if i.get("type") == "reasoning")
+            assert item["content"] == [{"type": "reasoning_text", "text": "Two numbers."}]
+            assert "encrypted_content" not in item
+    assert "encrypted_content" not in plain.text
 
 
 async def test_documents_reach_the_engine_as_text_and_others_say_what_to_send(

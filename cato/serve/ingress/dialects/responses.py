@@ -21,14 +21,36 @@ from cato.serve.ingress.chat_request import ChatRequest, read_chat
 from cato.serve.ingress.chats import start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.dialects.chat import with_known_roles
+from cato.serve.ingress.errors import answer
+from cato.serve.ingress.failures import Failure
 from cato.serve.ingress.hints import TIERS
 from cato.serve.ingress.naming import with_model
 from cato.serve.ingress.relay import relay_typed
 from cato.wire.endpoint import Endpoint
 from cato.wire.responses import ResponsesWriter
+from cato.wire.sealed import asks, unsealed
 
 # Fields that would need a store of earlier responses.
 STATEFUL_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
+
+_STORED = (
+    ("/v1/responses/{id}", ["GET", "DELETE"]),
+    ("/v1/responses/{id}/cancel", ["POST"]),
+    ("/v1/responses/{id}/input_items", ["GET"]),
+)
+NOT_STORED = Failure(
+    404,
+    "Responses are not stored: send the whole input with every request.",
+    "invalid_request_error",
+    "response_not_found",
+)
+NO_COMPACTION = Failure(
+    404,
+    "Responses cannot be compacted here: ask for a summary in a message, and send that instead of "
+    "the earlier input.",
+    "invalid_request_error",
+    "not_supported",
+)
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -40,6 +62,15 @@ def routes(ingress: Ingress) -> APIRouter:
         body = with_model(await read_object(request, ingress.max_body_bytes))
         return await _respond(ingress, request, body)
 
+    async def not_stored(request: Request) -> Response:
+        return answer(request, NOT_STORED)
+
+    @router.post("/v1/responses/compact", include_in_schema=False)
+    async def compact(request: Request) -> Response:
+        return answer(request, NO_COMPACTION)
+
+    for path, methods in _STORED:
+        router.add_api_route(path, not_stored, methods=methods, include_in_schema=False)
     return router
 
 
@@ -50,6 +81,7 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
             raise InputError(rule, field)
     if not isinstance(body.get("input"), str | list):
         raise InputError("input must be a string or a list", "input")
+    body = {**body, "input": unsealed(body["input"])}
     chat = read_chat(ingress, request, Endpoint.RESPONSES, body)
     form = WrittenForm(_writer(request, chat))
     target = target_of(ingress, request, chat)
@@ -60,7 +92,13 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
     passed = {**chat.body, "input": items, "store": False}
     task = await start_model(ingress, request, target, replace(chat, body=passed))
     return await relay_typed(
-        ingress, request, task, form, is_streamed=chat.is_streamed, last_event="response.completed"
+        ingress,
+        request,
+        task,
+        form,
+        is_streamed=chat.is_streamed,
+        last_event="response.completed",
+        seals=asks(body),
     )
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -173,11 +174,15 @@ def test_every_threat_and_every_loss_names_a_test_that_there_is(page: str) -> No
 
 # In a block, or in a sentence; what follows a pipe, a redirection or a comment is the shell's.
 COMMAND = re.compile(r"(?:^ *(?:\.venv/bin/)?|`)(cato [a-z][^`\n|>#…]*)", re.MULTILINE)
-DOCUMENTS = sorted(
-    path
-    for path in ROOT.rglob("*.md")
-    if not any(part.startswith(".") or part == "build" for part in path.relative_to(ROOT).parts)
-)
+
+
+def documents(folder: Path) -> Iterator[Path]:
+    """Those of the checkout: not of its environment, which has far more, nor of its build."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "build" and not path.name.startswith("."):
+            yield from documents(path)
+        elif path.suffix == ".md":
+            yield path
 
 
 def commands_of(document: Path) -> list[str]:
@@ -189,7 +194,7 @@ def commands_of(document: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("document", "command"),
-    [(d, c) for d in DOCUMENTS for c in commands_of(d)],
+    [(d, c) for d in documents(ROOT) for c in commands_of(d)],
     ids=lambda value: str(value.relative_to(ROOT)) if isinstance(value, Path) else value,
 )
 def test_commands_in_documents_exist_with_their_options(document: Path, command: str) -> None:

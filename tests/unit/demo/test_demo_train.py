@@ -1,22 +1,31 @@
-"""The demo model's training: what it packs, and that its command ends in a model folder."""
+"""The demo model's training: what it packs, and that its command ends in a model folder.
+
+Tests import torch and transformers where they use them: every worker collects this file, and the
+import takes as long as that of all other files together.
+"""
+
+from __future__ import annotations
 
 import itertools
 import json
 import random
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-torch = pytest.importorskip("torch")
-from safetensors.torch import load_file  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
+if TYPE_CHECKING:
+    import torch
 
-from cato.lab.demo_model.corpus import SourceFile, package_facts, package_sources, shards  # noqa: E402
-from cato.lab.demo_model.llama import Llama, ModelShape  # noqa: E402
-from cato.lab.demo_model.train import train_tokenizer  # noqa: E402
-from cato.lab.demo_model.windows import (  # noqa: E402
+if find_spec("torch") is None:
+    pytest.skip("`torch` is not installed", allow_module_level=True)
+from tokenizers import Tokenizer
+
+from cato.lab.demo_model.corpus import SourceFile, package_facts, package_sources, shards
+from cato.lab.demo_model.windows import (
     PAD,
     DataPosition,
     EpochMaker,
@@ -26,7 +35,9 @@ from cato.lab.demo_model.windows import (  # noqa: E402
 
 HELD_OUT = "site.py"  # a name that `SourceFile.is_held_out` keeps from training
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
+needs_cuda = pytest.mark.skipif(
+    "not __import__('torch').cuda.is_available()", reason="needs an NVIDIA card"
+)
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
 
 
@@ -50,6 +61,8 @@ def files() -> list[SourceFile]:
 
 @pytest.fixture(scope="module")
 def tokenizer(files: list[SourceFile]) -> Tokenizer:
+    from cato.lab.demo_model.train import train_tokenizer
+
     return train_tokenizer(files, 400)
 
 
@@ -111,6 +124,9 @@ def test_an_installed_package_is_read_and_named_with_its_licence() -> None:
 def test_the_command_ends_in_a_folder_that_another_run_goes_on_from(
     tmp_path: Path, files: list[SourceFile], device: str
 ) -> None:
+    import torch
+    from safetensors.torch import load_file
+
     library = tmp_path / "python9.9"
     library.mkdir()
     for file in [*files, a_file(HELD_OUT)]:
@@ -149,6 +165,10 @@ def test_the_command_ends_in_a_folder_that_another_run_goes_on_from(
 @pytest.mark.gpu
 @needs_cuda
 def test_the_card_computes_what_the_processor_computes() -> None:
+    import torch
+
+    from cato.lab.demo_model.llama import Llama, ModelShape
+
     torch.manual_seed(0)
     model = Llama(ModelShape())
     for parameter in model.parameters():  # as built, every block is the identity

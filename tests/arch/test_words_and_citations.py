@@ -90,8 +90,8 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-@cache
 def tree_of(path: Path) -> ast.Module:
+    """Not kept: the trees of all files are millions of objects, which slow down collections."""
     return ast.parse(text_of(path))
 
 
@@ -157,8 +157,10 @@ def leads_somewhere(dotted: str) -> bool:
 
 
 @cache
-def all_paths() -> tuple[str, ...]:
-    return tuple(f"/{p.relative_to(ROOT).as_posix()}" for p in files())
+def ends_of_paths() -> frozenset[str]:
+    """All files of the repository: `/a/b.py` and `/b.py`."""
+    parts = [p.relative_to(ROOT).parts for p in files()]
+    return frozenset("/" + "/".join(p[i:]) for p in parts for i in range(len(p)))
 
 
 @cache
@@ -167,19 +169,27 @@ def is_a_file(name: str, folder: Path) -> bool:
     if ELSEWHERE.search(name):
         return True
     bare = name.lstrip("./")
-    return (folder / name).exists() or any(p.endswith(f"/{bare}") for p in all_paths())
+    return (folder / name).exists() or f"/{bare}" in ends_of_paths()
+
+
+@cache
+def numbers_of_records() -> frozenset[str]:
+    return frozenset(p.name[:4] for p in RECORDS.glob("0*.md"))
+
+
+@cache
+def sections() -> frozenset[str]:
+    return frozenset(re.findall(r"^(?:## )?(\w+)[ .]", text_of(ALGORITHMS), re.MULTILINE))
 
 
 def lead_nowhere(path: Path) -> list[str]:
-    records = {p.name[:4] for p in RECORDS.glob("0*.md")}
-    sections = set(re.findall(r"^(?:## )?(\w+)[ .]", ALGORITHMS.read_text("utf-8"), re.MULTILINE))
     found: list[str] = []
     for line, text in prose(path):
         bad = [m for m in MODULE.findall(text) if not leads_somewhere(m)]
         bad += [f for f in FILE.findall(text) if not is_a_file(f, path.parent)]
         bad += [f"decision {n}" for pair in RECORD.findall(text) for n in pair
-                if n.startswith("00") and n not in records]  # fmt: skip
-        bad += [f"section {s}" for s in SECTION.findall(text) if s not in sections]
+                if n.startswith("00") and n not in numbers_of_records()]  # fmt: skip
+        bad += [f"section {s}" for s in SECTION.findall(text) if s not in sections()]
         if path.suffix == ".md":
             links = (t for t in LINK.findall(text) if not t.startswith(("http", "mailto:")))
             bad += [t for t in links if not (path.parent / t).exists()]

@@ -12,40 +12,63 @@ from cato.core.topology import Topology
 ASK_TIMEOUT_S = 30.0
 
 
-def topology_at(address: str) -> Topology:
-    """The topology of the cluster at `address`; ends the command when there is none."""
-    connect(address)
-    import ray
+class UnansweredError(CatoError):
+    """A control actor is away, or did not answer in time; it may have done what it was asked."""
 
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name = name
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"no answer from {self.name}: {self.why}; try again, or see its log"
+
+
+def topology_at(address: str) -> Topology:
+    """The topology of the cluster at `address`; ends the command when there is none. Raise
+    `UnansweredError`."""
+    connect(address)
     from cato.control import actors
 
     try:
-        provisioner = actors.get(actors.PROVISIONER)
+        actors.get(actors.PROVISIONER)
     except ValueError:
         fail("CATO is not deployed on this cluster (no provisioner)")
-    topology: Topology | None = ray.get(provisioner.topology.remote(), timeout=ASK_TIMEOUT_S)
+    topology: Topology | None = ask_provisioner("topology")
     if topology is None:
         fail("CATO's control plane has not started; see `cato status`")
     return topology
 
 
 def ask_manager(method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
-    """The Eviction Manager's answer; raises its errors."""
+    """The Eviction Manager's answer; raises its errors and `UnansweredError`."""
     from cato.control import actors
 
-    return _ask_actor(actors.EVICTION_MANAGER, method, *args, within_s=within_s)
+    return ask(actors.EVICTION_MANAGER, method, *args, within_s=within_s)
 
 
 def ask_provisioner(method: str, *args: object) -> Any:
     from cato.control import actors
 
-    return _ask_actor(actors.PROVISIONER, method, *args)
+    return ask(actors.PROVISIONER, method, *args)
 
 
-def _ask_actor(name: str, method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
+def ask(name: str, method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
+    """The answer of the control actor `name`; raises its `CatoError`, and `UnansweredError`."""
+    from ray.exceptions import GetTimeoutError, RayActorError
+
     from cato.control import actors
 
-    return result_of(getattr(actors.get(name), method).remote(*args), within_s)
+    try:
+        actor = actors.get(name)
+    except ValueError:
+        raise UnansweredError(name, "there is no such actor") from None
+    try:
+        return result_of(getattr(actor, method).remote(*args), within_s)
+    except GetTimeoutError:
+        raise UnansweredError(name, f"it takes more than {within_s:g} s") from None
+    except RayActorError as error:
+        raise UnansweredError(name, str(error).partition("\n")[0]) from error
 
 
 def result_of(asked: Any, timeout_s: float | None = None) -> Any:

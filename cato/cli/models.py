@@ -19,7 +19,12 @@ from rich.table import Table
 from cato.cli.adapters import adapter_table, base_pool, dated, try_out
 from cato.cli.client import ends_on, fail, this_user
 from cato.cli.cluster import AUTO, Address
-from cato.cli.control_plane import ask_manager, ask_provisioner, topology_at
+from cato.cli.control_plane import (
+    UnansweredError,
+    ask_manager,
+    ask_provisioner,
+    topology_at,
+)
 from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.cli.staging import simulated_profile, stage
 from cato.cli.store import moment, opened_store
@@ -208,6 +213,8 @@ def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedMo
         added = store.add_model(spec.name, staged.hosted, staged.profile, this_user())
         try:
             ask_manager("add_model", added)
+        except UnansweredError:
+            raise  # it may serve the model by now
         except CatoError:
             if added.version == 1:
                 store.remove_model(spec.name, hosted.model.name, this_user())

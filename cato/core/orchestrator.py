@@ -135,7 +135,7 @@ class PoolOrchestrator:
                 self._doubt(event)
             case PoliciesChanged():
                 self._backlog.change_policies(event.policies)
-                self._backlog.stages.change_policy(event.policies.stages, self._calls())
+                self._backlog.stages.turn(event.policies.knows_stages, self._calls())
                 if not event.policies.reserve:
                     self._dispatcher.saved = 0.0
             case Ticked():

@@ -194,14 +194,6 @@ class MappingPolicy(Protocol):
     def start(self, waiting: Sequence[Invocation], replica: ReplicaView, now_s: float) -> Batch: ...
 
 
-class StagePolicy(Protocol):
-    """The bound by which the longest call of a stage is found."""
-
-    def left_tokens(self, invocation: Invocation, tokens: int = 0) -> float:
-        """The most tokens to come after `tokens` of this attempt."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class AdmitAlways:
     """Admits everything that finds a slot; the engine's own limit is the only bound."""
@@ -229,8 +221,8 @@ class Policies:
     tool call are protected from eviction (simulated engines only: vLLM has no such order).
     `by_turns`: a call may start only after `TurnCame`, for pools that share their replicas.
     `asks_at_once`: a new call that comes first and that no replica takes asks `preemption` at once;
-    late binding only. `stages`: calls of one run that are here at once know how long the longest of
-    them may go on (`Invocation.stage_tokens`).
+    late binding only. `knows_stages`: calls of one run that are here at once know of each other
+    (`Invocation.stage`).
     """
 
     routing: RoutingPolicy
@@ -252,4 +244,4 @@ class Policies:
     retain_s: float = 0.0
     by_turns: bool = False
     asks_at_once: bool = False
-    stages: StagePolicy | None = None
+    knows_stages: bool = False

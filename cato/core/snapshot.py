@@ -41,6 +41,18 @@ def node_tokens(
 
 
 @record
+class StageCall:
+    """What is believed of the output of one call of a stage: see `Invocation.length`.
+
+    It is expected to have `expected_tokens` in all, of which it has `generated`.
+    """
+
+    length: LengthBelief | None
+    expected_tokens: int
+    generated: int
+
+
+@record
 class Invocation:
     """One LLM call of one node, as offered to a pool.
 
@@ -68,9 +80,9 @@ class Invocation:
     `begun_in_time`: a stream whose first token was in time goes on after a preemption or the loss
     of its replica; `deadline_s` is then when it would end at its pace.
 
-    `stage_tokens`: what the longest of the run's calls in this pool has still to generate, at most,
-    by the bound of the pool's policies. Its router sets it, where policies ask for it and the run
-    has several calls there at once (0: neither); see `cato.core.pool.stages`.
+    `stage`: all calls of the run in this pool whose last tokens are waited for, this one among
+    them. Its router sets it where policies ask for it and they are several; see
+    `cato.core.pool.stages`.
     """
 
     id: InvocationId
@@ -102,7 +114,12 @@ class Invocation:
     calls: int = 1
     leaves_at_s: float = inf
     begun_in_time: bool = False
-    stage_tokens: int = 0
+    stage: tuple[StageCall, ...] = ()
+
+    def as_stage_call(self, tokens: int = 0) -> StageCall:
+        """Once this attempt has generated `tokens`."""
+        expected = self.generated + self.expected_tokens
+        return StageCall(self.length, expected, self.generated + tokens)
 
     def continued(self, attempt: int, tokens: int, began_at_s: float | None = None) -> Invocation:
         """The rest of the call once this attempt's `tokens` are part of the prompt.

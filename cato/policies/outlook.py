@@ -72,19 +72,32 @@ def _prospect(invocation: Invocation, tokens: int, first_token_at_s: float | Non
 
 def believed(invocation: Invocation) -> LengthBelief:
     """The belief about its whole output; never a point: see `LengthBelief.wide`."""
-    if invocation.length is not None:
-        return invocation.length.wide
-    return around(invocation.generated + invocation.expected_tokens)
+    return _believed(invocation.length, invocation.generated + invocation.expected_tokens)
+
+
+def _believed(length: LengthBelief | None, expected_tokens: int) -> LengthBelief:
+    return around(expected_tokens) if length is None else length.wide
 
 
 def chance_alone(invocation: Invocation, slack_s: float, token_s: float) -> float:
     """Chance that its last token is in time if it starts now, alone, at `token_s` per token.
 
-    `slack_s` is the slack that an output of the expected length would leave.
+    `slack_s` is the slack that an output of the expected length would leave. What follows a stage
+    waits for all of its calls, so all of them must end by then.
     """
     length = believed(invocation)
     tokens = length.left_mean(invocation.generated) + slack_s / token_s
-    return length.chance_within(tokens, invocation.generated)
+    chance = 1.0
+    for call in invocation.stage:
+        chance *= _believed(call.length, call.expected_tokens).chance_within(tokens, call.generated)
+    return chance if invocation.stage else length.chance_within(tokens, invocation.generated)
+
+
+def others_tokens(invocation: Invocation) -> float:
+    """Expected tokens to come of the other calls of its stage."""
+    calls = invocation.stage
+    left = sum(_believed(c.length, c.expected_tokens).left_mean(c.generated) for c in calls)
+    return left - believed(invocation).left_mean(invocation.generated)
 
 
 def can_be_met(invocation: Invocation, profile: Profile, now_s: float) -> bool:

@@ -79,6 +79,7 @@ def foresight() -> Policies:
         patience_s=PATIENCE_S,
         corrects=True,
         asks_at_once=True,
+        knows_stages=True,
     )
 
 
@@ -204,14 +205,14 @@ def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> 
         admission=TempoAdmission(reserve),
         preemption=TempoPreemption(density),
         max_queued=UNBOUNDED,
-        stages=density,
+        knows_stages=True,
     )
 
 
 def jitserve(profile: Profile, frame_s: float = 1.0, group: float = 1.25) -> Policies:
     """JITServe: Tempo with hard goodput in place of a decaying gain, just in time."""
     hard = GainDensity(profile, a=inf)
-    return replace(tempo(hard), ordering=JitServeOrdering(hard, frame_s, group), stages=None)
+    return replace(tempo(hard), ordering=JitServeOrdering(hard, frame_s, group), knows_stages=False)
 
 
 def mapped(mapper: str, cap: int, looked_at: int = MAPPED) -> Policies:

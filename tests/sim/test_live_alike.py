@@ -124,7 +124,7 @@ async def test_a_stage_goes_by_its_longest_call_live_and_simulated() -> None:
     await pool.stop()
     assert recording.order == simulated_order(tempo, tasks)
     assert recording.order == ["first/0", "single/0", "stage/1", "stage/0"]
-    by_itself = simulated_order(replace(tempo, stages=None), tasks)
+    by_itself = simulated_order(replace(tempo, knows_stages=False), tasks)
     assert by_itself == ["first/0", "stage/0", "single/0", "stage/1"]
 
 

@@ -101,7 +101,7 @@ class Backlog:
         self._begun: dict[InvocationId, Waiting] = {}  # queued calls that have tokens already
         self.prompt_tokens = 0
         self.pressure = Pressure()
-        self.stages = Stages(policies.stages)
+        self.stages = Stages(policies.knows_stages)
         self._planner = _planner_of(policies)
         self._plan = NO_PLAN
         self._changes = 0  # of the queue since the plan was made

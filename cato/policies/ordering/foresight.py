@@ -11,7 +11,7 @@ from cato.core.policies import Plan, Queued, Work
 from cato.core.snapshot import Invocation
 from cato.policies.ordering.hopeless_last import doubted_s, latest_start_s
 from cato.policies.ordering.keep_most import keep_most
-from cato.policies.outlook import UNLIKELY, chance_alone
+from cato.policies.outlook import UNLIKELY, chance_alone, others_tokens
 
 BEHIND, KEPT, DROPPED, RELAXED, DOUBTFUL, UNBOUND, HOPELESS = range(7)
 # Their priority in the engine, but for the last three: one that comes later must not pass there.
@@ -31,8 +31,10 @@ class ForesightOrdering:
     it costs the others least. Work counts more the less likely it is in time, by the belief about
     its length. Streams whose work differs by less than their decoding may (`alike` times) go by
     arrival. Where prompts take nearly all the time, the order is exact. Calls due as a whole are
-    never planned, since their pace depends on what runs beside them. While such a call has more
-    slack than `relaxed` times its time alone, it follows the others, by deadline.
+    never planned, since their pace depends on what runs beside them. Those of one run that are here
+    at once count together: all of their work, and the chance that all of them are in time. While a
+    call due as a whole has more slack than `relaxed` times its time alone, it follows the others,
+    by deadline.
 
     Doubtful: a stream that is in time only if its first token comes as soon as predicted
     (`doubted_s`). Such calls follow those that can be met. Without an SLO: after all calls that can
@@ -122,6 +124,10 @@ class ForesightOrdering:
         if is_planned and slack_s > 0:
             start_by_s = work.start_by_s if is_early else latest_s
             return self._kept(start_by_s, slack_s, now_s + slack_s)
+        if invocation.stage:
+            # What follows a stage takes as many calls again, as far as anyone knows.
+            work_s += others_tokens(invocation) * work.token_s
+            work_s += (len(invocation.stage) - 1) * invocation.downstream_s
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:
             reason = f"likely late, {slack_s:.3f} s of slack, chance {chance:.2f}"

@@ -8,7 +8,7 @@ from math import inf
 from cato.core.decision import Rank
 from cato.core.policies import Work
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation
+from cato.core.snapshot import Invocation, StageCall
 
 RESERVED, DENSE = 0, 1
 
@@ -37,7 +37,7 @@ class GainDensity:
 
     A stage is done when its longest call is, so a call whose last token counts takes as long as
     that one (paper, 4.2): it gains by its own tokens, over the stage's time, and shorter calls of a
-    stage leave their place to others. Pools tell the stage's bound where `Policies.stages` is set.
+    stage leave their place to others. Pools tell the stage where `Policies.knows_stages` is set.
     """
 
     profile: Profile
@@ -55,16 +55,19 @@ class GainDensity:
 
     def left_tokens(self, invocation: Invocation, tokens: int = 0) -> float:
         """The bound on the tokens to come after `tokens` of this attempt; at least 1."""
-        belief, generated = invocation.length, invocation.generated + tokens
+        return self._left_tokens(invocation.as_stage_call(tokens))
+
+    def _left_tokens(self, call: StageCall) -> float:
+        belief, generated = call.length, call.generated
         if belief is None:
-            return max(1.0, invocation.expected_tokens - tokens)
+            return max(1.0, call.expected_tokens - generated)
         if self.is_refined:
             return belief.left_quantile(self.level, generated)
         return max(1.0, belief.left_quantile(self.level, 0) - generated)
 
     def stage_tokens(self, invocation: Invocation, left: float) -> float:
         """The most tokens to come of its stage's longest call, if it has `left` itself."""
-        return left if invocation.until_first_token else max(left, invocation.stage_tokens)
+        return max(left, *map(self._left_tokens, invocation.stage)) if invocation.stage else left
 
     def waiting_execution_s(self, invocation: Invocation) -> float:
         """From its start to its last token."""

@@ -195,7 +195,7 @@ def dispatched(commands: tuple[Command, ...]) -> list[tuple[str, str]]:
 
 def as_offered(invocation: Invocation | None) -> Invocation | None:
     """Without the pool's own finding about its run, which `check_invariants` checks."""
-    return None if invocation is None else replace(invocation, stage_tokens=0)
+    return None if invocation is None else replace(invocation, stage=())
 
 
 @dataclass(slots=True)

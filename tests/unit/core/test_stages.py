@@ -1,4 +1,4 @@
-"""Calls of one run that a pool has at once know the longest of them."""
+"""Calls of one run that a pool has at once know of each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from cato.policies import schedulers
 
 ONE = a_profile(prefill_s=0.01, token_s=0.01, slots=1)
 TEMPO = schedulers.OF_PROFILE["tempo"](ONE, 1)
-BY_ITSELF = replace(TEMPO, stages=None)
+BY_ITSELF = replace(TEMPO, knows_stages=False)
+FORESIGHT = schedulers.foresight()
+ALONE = replace(FORESIGHT, knows_stages=False)
 
 
 def a_call(id: str, tokens: int, run: str = "") -> Invocation:
@@ -45,10 +47,10 @@ def ended(id: str, now_s: float = 1.0) -> InvocationEnded:
     return InvocationEnded(now_s, InvocationId(id), 1, 10, "done")
 
 
-def stage_tokens(pool: PoolOrchestrator, id: str) -> int:
+def left_in_stage(pool: PoolOrchestrator, id: str) -> list[int]:
     call = pool.invocation(InvocationId(id))
     assert call is not None
-    return call.stage_tokens
+    return [c.expected_tokens - c.generated for c in call.stage]
 
 
 def started(commands: tuple[Command, ...]) -> list[str]:
@@ -72,7 +74,7 @@ def test_a_call_is_ranked_by_itself_again_when_the_longest_of_its_stage_has_gone
     )
     pool.handle(InvocationWithdrawn(0.5, InvocationId("long"), 1, "left"))
     assert started(pool.handle(ended("first"))) == ["short"]
-    assert stage_tokens(pool, "short") == 0
+    assert left_in_stage(pool, "short") == []
     pool.check_invariants()
 
 
@@ -81,7 +83,7 @@ def test_the_stage_of_running_calls_lasts_as_long_as_the_one_with_most_to_come()
     pool = a_busy_pool(*calls, slots=2)
     tokens = ((InvocationId("x"), 250), (InvocationId("y"), 30))
     pool.handle(ReplicaProgressed(1.0, ReplicaId("r"), tokens))
-    assert [stage_tokens(pool, id) for id in "xyz"] == [170, 170, 170]
+    assert [left_in_stage(pool, id) for id in "xyz"] == [[50, 170, 100]] * 3
     pool.check_invariants()
     assert started(pool.handle(ended("y"))) == ["z"]
 
@@ -89,7 +91,7 @@ def test_the_stage_of_running_calls_lasts_as_long_as_the_one_with_most_to_come()
 def test_runs_do_not_share_a_stage() -> None:
     pool = a_busy_pool(a_call("x", 300), a_call("y", 200), a_call("z", 100))
     pool.handle(ended("x"))
-    assert stage_tokens(pool, "y") == 0
+    assert left_in_stage(pool, "y") == []
 
 
 def test_a_change_of_policies_finds_the_stages_that_are_there() -> None:
@@ -111,3 +113,44 @@ def test_a_pool_that_never_queues_forgets_runs_that_have_ended() -> None:
         pool.handle(ended(f"x{n}"))
         pool.handle(ended(f"y{n}"))
         pool.check_invariants()
+
+
+def due(call: Invocation, deadline_s: float) -> Invocation:
+    return replace(call, deadline_s=deadline_s)
+
+
+def test_the_default_takes_a_single_call_before_a_stage_with_more_work_in_all() -> None:
+    calls = [due(a_call("first", 10), 30.0)]
+    calls += [due(a_call(id, 100, "a"), 5.0) for id in "xyz"]
+    calls += [due(a_call("single", 200), 5.0)]
+    assert started(a_busy_pool(*calls, policies=FORESIGHT).handle(ended("first", 0.1))) == [
+        "single"
+    ]
+    alone = a_busy_pool(*calls, policies=ALONE)
+    assert started(alone.handle(ended("first", 0.1))) == ["x"]
+
+
+def test_the_default_gives_up_the_calls_of_a_stage_of_which_one_is_late() -> None:
+    calls = [due(a_call("first", 10), 30.0), due(a_call("late", 900, "a"), 5.0)]
+    calls += [due(a_call("short", 120, "a"), 5.0), due(a_call("single", 200), 5.0)]
+    pool = a_busy_pool(*calls, policies=FORESIGHT)
+    assert started(pool.handle(ended("first", 0.1))) == ["single"]
+    alone = a_busy_pool(*calls, policies=ALONE)
+    assert started(alone.handle(ended("first", 0.1))) == ["short"]
+
+
+def test_calls_know_of_no_stage_once_policies_do_not_ask_for_it() -> None:
+    pool = a_busy_pool(*(a_call(id, 100, "a") for id in "xyz"))
+    pool.handle(ended("x"))
+    assert left_in_stage(pool, "y") == [100, 100]
+    pool.handle(PoliciesChanged(1.5, BY_ITSELF))
+    assert left_in_stage(pool, "y") == []
+
+
+def test_nobody_waits_for_the_end_of_a_stream() -> None:
+    stream = replace(a_call("stream", 900, "a"), until_first_token=True)
+    calls = stream, a_call("x", 100, "a"), a_call("y", 100, "a")
+    pool = a_busy_pool(*calls)
+    pool.handle(ReplicaProgressed(0.5, ReplicaId("r"), ((InvocationId("stream"), 10),)))
+    assert [left_in_stage(pool, c.id) for c in calls] == [[], [100, 100], [100, 100]]
+    pool.check_invariants()

@@ -196,7 +196,7 @@ class Invoker:
         try:
             call = key = None
             if self._reuse is not None:
-                call = await self._engine_call(settings, command.names, pool)
+                call = await self._engine_call(settings, command, pool)
                 key = self._reuse.key(self._rules.tenant, call)
             if call is None or key is None or not await self._shared(call, key, attempts):
                 await self._lead(settings, pool, attempts)
@@ -271,7 +271,7 @@ class Invoker:
         lost: ReplicaLostError | EngineDeadError | None = None
         uncounted: ContextLengthError | None = None
         while True:
-            call = await self._engine_call(settings, attempts.command.names, pool, most_chars)
+            call = await self._engine_call(settings, attempts.command, pool, most_chars)
             try:
                 while not await self._attempt(pool, answer.next_call(call), attempts):
                     if not answer.can_go_on(call):
@@ -320,12 +320,12 @@ class Invoker:
     async def _engine_call(
         self,
         settings: LlmSettings | CallSettings,
-        names: Mapping[str, object],
+        command: StartNode,
         pool: PoolInfo,
         most_chars: float = inf,
     ) -> EngineCall:
         """Render the prompt here if that takes milliseconds, else in a thread."""
-        make = partial(engine_call, settings, names, pool, most_chars, self._rules.salt)
+        make = partial(engine_call, settings, command, pool, most_chars, self._rules.salt)
         try:
             with little_work():
                 return make()

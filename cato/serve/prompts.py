@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
-from cato.core.errors import ContextLengthError, InputError
+from cato.core.errors import ContextLengthError, InputError, NodeError
 from cato.core.ids import ModelName
 from cato.core.profile import REFERENCE_CHARS_PER_TOKEN
 from cato.core.record import record
+from cato.core.runs import StartNode
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
@@ -59,27 +60,29 @@ class EngineCall:
 
 def engine_call(
     settings: LlmSettings | CallSettings,
-    names: Mapping[str, object],
+    command: StartNode,
     pool: PoolInfo,
     most_chars: float = inf,
     salt: str = "",
 ) -> EngineCall:
-    """The call for `settings` rendered with `names`.
+    """The call for `settings` rendered with the names of `command`.
 
     A fill-in-the-middle prompt is cut to the context window, its `context` first; other prompts
     must fit. `most_chars` makes it shorter, after an engine found it too long (`fewer_chars`).
     Engines share their prefix cache among prompts with the same `salt`.
+    Raise `NodeError` if the workflow's token limit leaves no room for any prompt.
     """
     if isinstance(settings, CallSettings):
         return _passthrough(settings, pool, salt)
-    profile = pool.profile
+    profile, names = pool.profile, command.names
     limit = settings.limit_of(names)
     room = profile.context_tokens - limit
     room = int((room - MARGIN_TOKENS) * (1 - MARGIN_FRACTION))
     if room < 1:
-        raise ContextLengthError(
+        raise NodeError(
+            command.node.id,
             f"max_tokens {limit} leaves no room for a prompt in the "
-            f"maximum context length of {profile.context_tokens} tokens of {pool.model.name!r}"
+            f"maximum context length of {profile.context_tokens} tokens of {pool.model.name!r}",
         )
     body: dict[str, object] = with_limits(settings.extra or {}, {"max_tokens": limit})
     endpoint = Endpoint.COMPLETIONS

@@ -84,6 +84,7 @@ class Checkers:
     def __init__(self, specs: Mapping[str, CheckerSpec]) -> None:
         self._specs = dict(specs)
         self._trials: dict[str, tuple[float, _Said]] = {}  # when, and what came of it
+        self._logged: dict[str, _Said] = {}  # the last trial that the log told of
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checker")
 
     def has(self, name: str) -> bool:
@@ -101,7 +102,9 @@ class Checkers:
         elif said.failed:
             trial = await self._trial(name)
             if trial.failed or trial.errors is None:
-                log.warning("checker %s does not work here: %s", name, trial.reason)
+                if self._logged.get(name) is not trial:
+                    log.warning("checker %s does not work here: %s", name, trial.reason)
+                self._logged[name] = trial
                 return None
         return said.errors
 

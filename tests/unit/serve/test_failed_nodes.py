@@ -218,3 +218,12 @@ async def test_a_client_is_told_which_node_passed_its_budget(tmp_path: Path) -> 
     problem = "node 'only': not ready within its budget of 0.1 s"
     assert answer.headers["X-CATO-Problem"] == problem
     assert receipt.excuse is Excuse.NONE
+
+
+async def test_a_token_limit_without_room_for_a_prompt_is_no_client_s_error(tmp_path: Path) -> None:
+    workflow = TUNED.replace("max_tokens: 4", "max_tokens: 4096")
+    async with running(tmp_path, a_pool_with(None), workflows=(workflow,)) as kit:
+        answer, receipt = await ask(kit, "tuned", {"inputs": {"prompt": "x"}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "node_failed")
+    assert "max_tokens 4096 leaves no room" in answer.headers["X-CATO-Problem"]
+    assert receipt.excuse is Excuse.NONE

@@ -8,7 +8,7 @@ import typer
 
 from cato.cli.serve import DEFAULT_FILE, checked, console
 from cato.config.lines import with_lines
-from cato.serve.preflight import problems_of_checkers, problems_of_names
+from cato.serve.preflight import notes_of_names, problems_of_checkers, problems_of_names
 
 
 def check(file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE) -> None:
@@ -18,6 +18,8 @@ def check(file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFA
     problems = with_lines([*problems_of_names(deploy), *problems_of_checkers(deploy)])
     for problem in problems:
         console.print(str(problem), style="red", markup=False, highlight=False)
+    for note in with_lines(notes_of_names(deploy)):
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     if problems:
         raise typer.Exit(2)
     topology = deploy.topology

@@ -25,7 +25,7 @@ from cato.store.errors import StoreError
 from cato.store.files import check_is_store
 from cato.store.location import default_location, store_url
 from cato.workflows.load import files_of_workflows, load_workflow, load_workflows
-from cato.workflows.names import unknown_names
+from cato.workflows.names import unknown_names, without_suffix
 
 
 def check_files(deploy: DeployFile) -> None:
@@ -63,6 +63,16 @@ def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Pr
         problem
         for path in (files or own)
         for problem in unknown_names(str(path), load_workflow(path), models, deploy.ingress)
+    ]
+
+
+def notes_of_names(deploy: DeployFile) -> list[Problem]:
+    """What works in the deployment's own workflows, but probably not as it is meant."""
+    models = models_of(deploy.topology)
+    return [
+        note
+        for path in files_of_workflows(resolve(deploy.ingress.workflows_dir))
+        for note in without_suffix(str(path), load_workflow(path), models)
     ]
 
 

@@ -8,6 +8,7 @@ from cato.core.errors import Problem
 from cato.core.topology import IngressSpec, ModelSpec, model_called
 from cato.core.words import did_you_mean
 from cato.core.workflow import LlmSettings, RetrieveSettings, ValidateSettings, Workflow
+from cato.workflows.fim_families import fim_family
 
 
 def unknown_names(
@@ -29,6 +30,23 @@ def unknown_names(
                 if name not in ingress.checkers:
                     checkers = sorted(ingress.checkers)
                     yield _unknown(file, f"{where}.checkers", "checker", name, checkers)
+
+
+def without_suffix(file: str, workflow: Workflow, models: Sequence[ModelSpec]) -> Iterator[Problem]:
+    """Fill-in-the-middle nodes of `workflow` whose models are not known to fill in: they get the
+    code before the cursor alone."""
+    for node in workflow.nodes:
+        settings = node.settings
+        if not isinstance(settings, LlmSettings) or settings.fim is None:
+            continue
+        for key, name in (("model", settings.model), ("fallback", settings.fallback)):
+            model = None if name is None else model_called(name, models)
+            if model is not None and not fim_family(model.family).has_suffix:
+                rule = (
+                    f"the code behind the cursor is left out: {model.name!r} is not known to fill "
+                    "in the middle; if it does, set `family` of the model in the deployment file"
+                )
+                yield Problem(file, f"nodes.{node.id}.{key}", "", rule)
 
 
 def _unknown(file: str, path: str, kind: str, name: str, known: Sequence[str]) -> Problem:

@@ -1,0 +1,38 @@
+"""What a deployment's file and its workflows say about each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from cato.cli import app
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("source", "family", "is_noted"),
+    [
+        ("Qwen/Qwen2.5-Coder-1.5B", None, False),
+        ("acme/our-model", None, True),
+        ("acme/our-model", "qwen", False),
+    ],
+)
+def test_a_model_that_is_not_known_to_fill_in_the_middle_is_noted(
+    tmp_path: Path, source: str, family: str | None, is_noted: bool
+) -> None:
+    deployment = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
+    [args] = [a["args"] for a in deployment["applications"] if a["name"] == "engines"]
+    model = args["models"]["simulated-1.5b"]
+    model["source"] = source
+    if family is None:
+        del model["family"]
+    file = tmp_path / "deployment.yaml"
+    file.write_text(yaml.safe_dump(deployment))
+    result = CliRunner().invoke(app, ["check", str(file)])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 0, said
+    assert ("note: " in said and "the code behind the cursor is left out" in said) is is_noted

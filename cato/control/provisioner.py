@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ray.exceptions import RayError
+
 from cato.control import actors, ray_private
 from cato.control.demands import Demands
 from cato.core.errors import UnknownNameError
 from cato.core.fleet import ScaleTo, ServedFleet
 from cato.core.follow_ups import CallsBefore
-from cato.core.ids import DeploymentName, ModelName, PoolName, TaskName
+from cato.core.ids import DeploymentName, ModelName, PoolName, ReplicaId, TaskName
 from cato.core.profile import Profile
 from cato.core.provisioning import FleetOrchestrator
 from cato.core.topology import AdapterSpec, PoolScaling, Topology
@@ -180,6 +182,14 @@ async def _tell_who_leaves(topology: Topology, orders: list[ScaleTo], before: Se
             del waiting[name]
             gone = before.running(name) - running
             if gone:
-                pool = pool_of[name]
-                for router in actors.routers_of(pool):
-                    await actors.get(router).left.remote(gone)
+                routers = actors.routers_of(pool_of[name])
+                await asyncio.gather(*(_tell_left(router, gone) for router in routers))
+
+
+async def _tell_left(router: str, gone: frozenset[ReplicaId]) -> None:
+    """One that does not answer must not keep the others, and the next round, waiting."""
+    try:
+        async with asyncio.timeout(LEAVING_WITHIN_S):
+            await actors.get(router).left.remote(gone)
+    except (ValueError, TimeoutError, RayError) as error:
+        log.warning("router %s was not told which replicas leave: %r", router, error)

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kits.builders import a_profile
+from virtual_time_kit import VirtualLoop
 
+from cato.control import actors, provisioner
 from cato.control.provisioner import ResourceProvisioner
 from cato.core.demand import CallKind, PoolDemand
 from cato.core.deployment_state import HISTORY_LOOKS
@@ -480,10 +482,37 @@ async def test_a_topology_without_pools_to_scale_is_looked_at_until_one_has_some
     tmp_path: Path,
 ) -> None:
     topology = Topology((), store=str(tmp_path / "metadata.db"))
-    provisioner = ResourceProvisioner()
-    await provisioner.register(topology, {}, {})
-    looking = provisioner._looking
+    scaler = ResourceProvisioner()
+    await scaler.register(topology, {}, {})
+    looking = scaler._looking
     assert looking is not None
     await asyncio.wait((looking,), timeout=0.05)
     assert not looking.done(), "shared pools alone do not end it"
     looking.cancel()
+
+
+def test_a_router_that_hangs_keeps_no_other_from_hearing_who_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: dict[str, frozenset[ReplicaId]] = {}
+
+    class Router:
+        def __init__(self, name: str) -> None:
+            self.left, self._name = self, name
+
+        async def remote(self, gone: frozenset[ReplicaId]) -> None:
+            if self._name == actors.router_name(P):
+                await asyncio.Event().wait()
+            told[self._name] = gone
+
+    async def fleet(app: str) -> ServedFleet:
+        return ServedFleet({D: served(1)})
+
+    monkeypatch.setattr(actors, "get", Router)
+    monkeypatch.setattr(provisioner.ray_private, "fleet", fleet)
+    pool = PoolSpec(P, ModelSpec(ModelName("m"), "m", "qwen"), (a_deployment(),), router_shards=2)
+    orders, before = [ScaleTo(D, 1, "less work")], ServedFleet({D: served(2)})
+    telling = provisioner._tell_who_leaves(Topology((pool,)), orders, before)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(telling)
+    assert told == {actors.router_name(P, 1): ids("d", 2) - ids("d", 1)}

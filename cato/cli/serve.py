@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -268,8 +269,14 @@ def _check_free(url: str) -> None:
             f"{len(left)} processes of a killed `cato serve` are left; "
             "`cato down --left` ends them."
         )
-    if not _is_taken(url):
-        return
+    parts = urlsplit(url)
+    try:
+        if not _is_bound(parts.hostname or "", parts.port or 0) and not _answers(url):
+            return
+    except OSError as error:  # an address of another host, a low port without the right to it
+        why = f"Cannot listen at {url}: {error.strerror}; change http_options"
+        console.print(why, style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from error
     if not left:
         console.print(
             f"Something already answers at {url}; stop it (another `cato serve`: Ctrl-C there, a "
@@ -278,17 +285,15 @@ def _check_free(url: str) -> None:
     raise typer.Exit(2)
 
 
-def _is_taken(url: str) -> bool:
-    parts = urlsplit(url)
-    return _is_bound(parts.hostname or "", parts.port or 0) or _answers(url)
-
-
 def _is_bound(host: str, port: int) -> bool:
+    """Whether another socket has the port; raise OSError where this process may not listen."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
             return True
     return False
 

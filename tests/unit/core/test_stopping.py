@@ -129,6 +129,12 @@ def test_nothing_is_left_after_a_kill(victim: str) -> None:
     assert len(gone) == 2
 
 
+def test_an_address_of_another_host_is_not_said_to_be_taken() -> None:
+    with pytest.raises(Exit), serve.console.capture() as said:
+        serve._check_free("http://192.0.2.1:8000")  # for documentation (RFC 5737)
+    assert "Cannot listen at http://192.0.2.1:8000: Cannot assign" in said.get()
+
+
 def test_a_second_start_says_what_ends_what_is_left() -> None:
     env = {**os.environ, MARK_VARIABLE: "999999999:1.0"}
     code = "import socket; s = socket.create_server(('127.0.0.1', 0)); "

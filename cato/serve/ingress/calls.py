@@ -28,13 +28,25 @@ from cato.wire.prefix import block_chars, chain
 OWN_FIELDS = frozenset(
     {"model", "stream", "suffix", "cato", "user", "priority", "request_id", "service_tier"}
 )
+# Of a completion, null lets vLLM go on to the context's end; without the field it ends after 16.
+_NULL_SAYS = frozenset({"max_tokens"})
+_NO_CHOICE = ("auto", "none", {"type": "auto"}, {"type": "none"})
 
 
 def engine_body(body: Mapping[str, object], *, is_streamed: bool) -> dict[str, object]:
-    """`body` without CATO's fields."""
-    passed = {key: value for key, value in body.items() if key not in OWN_FIELDS}
+    """`body` without CATO's fields, and without those that say nothing but that an engine refuses:
+    null, no tools, a choice without tools, and `stream_options` without `stream`."""
+    passed = {
+        key: value
+        for key, value in body.items()
+        if key not in OWN_FIELDS and (value is not None or key in _NULL_SAYS)
+    }
     if not is_streamed:
-        passed.pop("stream_options", None)  # an engine refuses it without `stream`
+        passed.pop("stream_options", None)
+    if passed.get("tools") == []:
+        del passed["tools"]
+    if "tools" not in passed and passed.get("tool_choice") in _NO_CHOICE:
+        del passed["tool_choice"]
     return passed
 
 

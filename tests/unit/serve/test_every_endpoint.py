@@ -73,6 +73,7 @@ HIDDEN = {
     ("post", "/v1/responses/{id}/cancel"),
     ("get", "/v1/responses/{id}/input_items"),
     ("post", "/v1/responses/compact"),
+    ("post", "/v1/responses/input_tokens"),
     *(("head", path) for path in ("/metrics", "/health", "/livez", "/readyz", "/v1/models", "/")),
     ("get", "/ui/state"),
     ("get", "/ui/sign-in"),

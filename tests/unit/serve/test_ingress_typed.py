@@ -218,6 +218,7 @@ async def test_what_only_anthropics_servers_can_do_is_refused_by_field(
         ("GET", "resp_1/input_items", "not stored"),
         ("POST", "resp_1/cancel", "not stored"),
         ("POST", "compact", "ask for a summary"),
+        ("POST", "input_tokens", "POST /tokenize"),
     ],
 )
 async def test_what_needs_stored_responses_says_so(
@@ -256,7 +257,7 @@ async def test_a_client_brings_reasoning_back_that_it_gets_only_encrypted(
     pool, engine = a_pool("sim-fast", "fast", replicas=0), ThinkingEngine(tmp_path)
     pool.add(engine)
     asked = {"model": "fast", "store": False, "stream": is_streamed}
-    include = {"include": ["reasoning.encrypted_content"]}
+    include = {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]}
     async with running(tmp_path, pool, workflows=WORKFLOWS) as kit, kit.http() as http:
         response = await http.post(RESPONSES, json={**asked, **include, "input": SAID})
         plain = await http.post(RESPONSES, json={**asked, "input": SAID})
@@ -277,6 +278,7 @@ async def test_a_client_brings_reasoning_back_that_it_gets_only_encrypted(
             (item,) = (i for i in engine.bodies[-1]["input"] if i.get("type") == "reasoning")
             assert item["content"] == [{"type": "reasoning_text", "text": "Two numbers."}]
             assert "encrypted_content" not in item
+    assert engine.bodies[0]["include"] == ["reasoning.encrypted_content"]
     assert "encrypted_content" not in plain.text
 
 

@@ -7,7 +7,8 @@ nodes that write the answer.
 Any other model is called directly. The body and the answer pass through unchanged, with four
 exceptions: a list of one text as the prompt becomes that text; `suffix`, or a prompt with another
 family's sentinels, is rendered in the model's own fill-in-the-middle form, with code of other files
-as comments; a token limit is cut to what fits; and CATO's own fields are removed.
+as comments; a token limit is cut to what fits; and CATO's own fields, and those that say nothing,
+are removed.
 """
 
 from __future__ import annotations

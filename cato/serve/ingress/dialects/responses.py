@@ -33,6 +33,8 @@ from cato.wire.sealed import asks, unsealed
 # Fields that would need a store of earlier responses.
 STATEFUL_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
 
+# What `include` asks of OpenAI's own search. vLLM refuses names of it that it does not know.
+_OF_SEARCH = "web_search_call."
 _STORED = (
     ("/v1/responses/{id}", ["GET", "DELETE"]),
     ("/v1/responses/{id}/cancel", ["POST"]),
@@ -48,6 +50,14 @@ NO_COMPACTION = Failure(
     404,
     "Responses cannot be compacted here: ask for a summary in a message, and send that instead of "
     "the earlier input.",
+    "invalid_request_error",
+    "not_supported",
+)
+
+NOT_COUNTED = Failure(
+    404,
+    "Tokens are not counted in this dialect: use POST /tokenize with the same messages, or "
+    "POST /v1/messages/count_tokens.",
     "invalid_request_error",
     "not_supported",
 )
@@ -68,6 +78,10 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.post("/v1/responses/compact", include_in_schema=False)
     async def compact(request: Request) -> Response:
         return answer(request, NO_COMPACTION)
+
+    @router.post("/v1/responses/input_tokens", include_in_schema=False)
+    async def input_tokens(request: Request) -> Response:
+        return answer(request, NOT_COUNTED)
 
     for path, methods in _STORED:
         router.add_api_route(path, not_stored, methods=methods, include_in_schema=False)
@@ -90,6 +104,8 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
         return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
     items = with_types(with_known_roles(chat.body["input"]))
     passed = {**chat.body, "input": items, "store": False}
+    if isinstance(include := passed.get("include"), list):
+        passed["include"] = [one for one in include if not str(one).startswith(_OF_SEARCH)]
     task = await start_model(ingress, request, target, replace(chat, body=passed))
     return await relay_typed(
         ingress,

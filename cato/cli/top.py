@@ -55,16 +55,32 @@ def top(
             console.print(rendered(_look(http), console.width))
             return
         try:
-            with Live(rendered(_look(http), console.width), console=console, screen=True) as live:
+            seen = _look(http)
+            with Live(rendered(seen, console.width), console=console, screen=True) as live:
                 while True:
                     time.sleep(every)
-                    live.update(rendered(_look(http), console.width))
+                    seen, warnings = look_again(http, seen)
+                    shown = seen | {"warnings": [*seen["warnings"], *warnings]}
+                    live.update(rendered(shown, console.width))
         except KeyboardInterrupt:
             return
 
 
 def _look(http: httpx.Client) -> Json:
     return answer(http.get("/ui/state"))
+
+
+def look_again(http: httpx.Client, before: Json) -> tuple[Json, list[str]]:
+    """The state now; the one `before` with a warning while CATO does not answer, as in a restart.
+    Ends the command when it refuses to."""
+    try:
+        response = http.get("/ui/state")
+        if not response.is_server_error:
+            return answer(response), []
+        why = f"status {response.status_code}"
+    except httpx.TransportError as error:
+        why = str(error) or type(error).__name__
+    return before, [f"no answer ({why}); this is what was seen last"]
 
 
 def rendered(now: Json, width: int) -> Group:

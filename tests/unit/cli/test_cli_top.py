@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
-from cato.cli.top import rendered
+from cato.cli.top import look_again, rendered
 
 NOW_S = 10_000.0
 LONG = "cato/qwen-2.5-coder-32b-instruct"
@@ -73,3 +74,24 @@ def test_numbers_and_notes_are_whole(width: int) -> None:
         assert words in text
     for note in ("no host has 2 free GPUs", "1.2M of 1M tokens"):
         assert note in text
+
+
+def test_a_restart_does_not_end_the_watch() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return answers.pop(0)
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("Connection refused")
+
+    before, after = a_state(), a_state() | {"now_s": NOW_S + 2.0}
+    answers = [httpx.Response(503, json={}), httpx.Response(200, json=after)]
+    with httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://cato") as http:
+        assert look_again(http, before) == (
+            before,
+            ["no answer (Connection refused); this is what was seen last"],
+        )
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://cato") as http:
+        seen, (warning,) = look_again(http, before)
+        assert seen is before
+        assert "status 503" in warning
+        assert look_again(http, before) == (after, [])

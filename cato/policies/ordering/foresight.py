@@ -11,7 +11,7 @@ from cato.core.policies import Plan, Queued, Work
 from cato.core.snapshot import Invocation
 from cato.policies.ordering.hopeless_last import doubted_s, latest_start_s
 from cato.policies.ordering.keep_most import keep_most
-from cato.policies.outlook import UNLIKELY, chance_alone, others_tokens
+from cato.policies.outlook import UNLIKELY, believed, chance_alone, others_tokens
 
 BEHIND, KEPT, DROPPED, RELAXED, DOUBTFUL, UNBOUND, HOPELESS = range(7)
 # Their priority in the engine, but for the last three: one that comes later must not pass there.
@@ -45,10 +45,11 @@ class ForesightOrdering:
     A stream that began in time, and whose pace is no SLO, is never hopeless: its SLO is met if it
     ends. It has no place in the plan, but `most_behind_s` behind the pace of its reader it goes
     before all others. One whose pace is an SLO rests while it has more slack than `rests` times its
-    time alone, unless calls have been queued for longer than that slack: in a burst it loses
-    nothing, and new calls that the plan drops can still begin. Then it goes on when it must. Its
-    place in the plan, which is an early one as it needs less than most, counts only while more than
-    `most_in_vain` of such rests were in vain.
+    time alone, and its pace is kept with a chance of 1 - `most_loss` even if its output is short,
+    unless calls have been queued for longer than that slack: in a burst it loses nothing, and new
+    calls that the plan drops can still begin. Then it goes on when it must. Its place in the plan,
+    which is an early one as it needs less than most, counts only while more than `most_in_vain` of
+    such rests were in vain.
     """
 
     margin: float = 6.0
@@ -57,6 +58,8 @@ class ForesightOrdering:
     lasts_from: float = 0.05
     relaxed: float = 5.0
     rests: float = 3.0
+    # As in `ForesightPreemption`.
+    most_loss: float = 0.02
     unlikely: float = UNLIKELY
     alike: float = 1.2
     most_in_vain: float = 0.65
@@ -116,8 +119,11 @@ class ForesightOrdering:
         # What has lasted longer than it could rest is no burst that will soon be over.
         has_lasted = is_planned and work.crowded_s > slack_s
         relaxed = self.rests if is_rest else self.relaxed
-        if slack_s > relaxed * work.remaining_s and not (is_early or has_lasted):
-            until_s = deadline_s - (1 + relaxed) * work.remaining_s + LEAST_REVIEW_S
+        relaxed_until_s = deadline_s - (1 + relaxed) * work.remaining_s
+        if is_rest:
+            relaxed_until_s = min(relaxed_until_s, self._sure_until_s(invocation, work))
+        if now_s < relaxed_until_s and not (is_early or has_lasted):
+            until_s = relaxed_until_s + LEAST_REVIEW_S
             return Rank(
                 RELAXED, f"{slack_s:.3f} s of slack", latest_s, until_s, in_engine=IN_ENGINE
             )
@@ -135,6 +141,17 @@ class ForesightOrdering:
         reason = f"in time with chance {chance:.2f}, {slack_s:.3f} s of slack"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
         return Rank(DROPPED, reason, work_s / chance, until_s, worsens=True, in_engine=IN_ENGINE)
+
+    def _sure_until_s(self, invocation: Invocation, work: Work) -> float:
+        """Until when it may rest and keep its target pace with a chance of 1 - `most_loss`.
+
+        An output that ends sooner than expected is due sooner: it has less time to catch up.
+        """
+        length, generated = believed(invocation), invocation.generated
+        left, pace_s = length.left_mean(generated), invocation.tpot_target_s
+        begins_s = invocation.deadline_s - pace_s * left - (work.remaining_s - left * work.token_s)
+        shortest = length.left_quantile(self.most_loss, generated)
+        return begins_s + shortest * (pace_s - work.token_s)
 
     def _rank_of_stream(
         self, invocation: Invocation, work: Work, slack_s: float, work_s: float

@@ -13,6 +13,7 @@ from kits.builders import a_pool, a_profile, a_replica, an_invocation
 
 from cato.core.decision import Admit, Defer, Hold, Rank, Route
 from cato.core.errors import UnknownNameError
+from cato.core.length import LengthBelief
 from cato.core.policies import RoutingPolicy, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.core.topology import PoolPolicies
@@ -369,10 +370,11 @@ def a_rest(
     in_vain: float = 0.0,
     start_by_s: float = inf,
     crowded_s: float = 0.0,
+    length: LengthBelief | None = None,
 ) -> Rank:
     """Of a stream that has begun, at 10 s, by how much it is behind its pace."""
     rest = an_invocation(deadline_s=11.0 - behind_s)
-    rest = replace(rest, generated=10, tpot_target_s=tpot_s, begun_in_time=in_time)
+    rest = replace(rest, generated=10, tpot_target_s=tpot_s, begun_in_time=in_time, length=length)
     work = Work(1.0, 1.0, 0.01, start_by_s=start_by_s, in_vain=in_vain, crowded_s=crowded_s)
     return ForesightOrdering().rank(rest, work, 10.0)
 
@@ -397,6 +399,18 @@ def test_a_stream_rests_for_new_calls_until_its_pace_presses() -> None:
     assert (early.value, early.key) < dropped, "where rests are in vain"
     burst, overload = (a_rest(-3.5, 0.05, start_by_s=20.0, crowded_s=s) for s in (3.4, 3.6))
     assert (overload.value, overload.key) < dropped < (burst.value, burst.key)
+
+
+def test_a_stream_rests_less_if_its_output_may_be_short() -> None:
+    """It is due sooner then. Both have 50 more tokens in the mean, due at 15 s at 0.1 s each; the
+    context takes 0.5 s. From 9.5 s on each token has to make up for 0.09 s; there may be only two.
+    """
+    sure, unsure = (
+        a_rest(-4.0, 0.1, start_by_s=20.0, length=LengthBelief(tokens))
+        for tokens in ((55.0, 60.0, 65.0), (12.0, 60.0, 108.0))
+    )
+    assert sure.until_s == pytest.approx(11.0, abs=0.01), "three times its time alone before"
+    assert (unsure.value, unsure.key) < a_place(0.5, 0.1) < (sure.value, sure.key)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ from cato.config.paths import resolve, resolve_index
 from cato.config.places import model_path
 from cato.core.checkers import CheckerSpec
 from cato.core.errors import ConfigError, Problem
-from cato.core.topology import DeploymentSpec, ModelSpec, Topology
+from cato.core.topology import DeploymentSpec, ModelSpec, Topology, model_called
+from cato.core.workflow import LlmSettings, Workflow
 from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.nodes.checkers import Checkers
+from cato.serve.prompts import prompt_room
 from cato.store.errors import StoreError
 from cato.store.files import check_is_store
 from cato.store.location import default_location, store_url
@@ -51,19 +53,40 @@ def check_files(deploy: DeployFile) -> None:
 
 
 def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Problem]:
-    """Models, indexes and checkers that workflows name but the deployment lacks. Checks the
-    deployment's own workflows if no `files` are given.
+    """Models, indexes and checkers that workflows name but the deployment lacks, and token limits
+    that do not fit their models. Checks the deployment's own workflows if no `files` are given.
 
     They do not prevent serving: `cato models add` may add a model later. Until then runs of these
     workflows fail.
     """
     own = files_of_workflows(resolve(deploy.ingress.workflows_dir))
     models = models_of(deploy.topology)
-    return [
-        problem
-        for path in (files or own)
-        for problem in unknown_names(str(path), load_workflow(path), models, deploy.ingress)
-    ]
+    problems: list[Problem] = []
+    for path in files or own:
+        workflow = load_workflow(path)
+        problems += unknown_names(str(path), workflow, models, deploy.ingress)
+        problems += _limits_without_room(str(path), workflow, deploy.topology)
+    return problems
+
+
+def _limits_without_room(file: str, workflow: Workflow, topology: Topology) -> Iterator[Problem]:
+    """Token limits that leave no room for a prompt in the context that the deployment file sets."""
+    models = models_of(topology)
+    contexts: dict[str, int] = {}
+    for _, deployment, loaded in _deployments(topology):
+        length = deployment.engine.max_model_len
+        if length is not None:
+            contexts |= {m.name: min(length, contexts.get(m.name, length)) for m in loaded}
+    for node in workflow.nodes:
+        settings = node.settings
+        if not isinstance(settings, LlmSettings) or settings.token_limit is not None:
+            continue
+        model = model_called(settings.model, models)
+        context = None if model is None else contexts.get(model.name)
+        if context is not None and prompt_room(settings.max_tokens, context) < 1:
+            rule = f"leaves no room for a prompt in the {context} tokens of {settings.model!r}"
+            where = f"nodes.{node.id}.max_tokens"
+            yield Problem(file, where, str(settings.max_tokens), rule)
 
 
 def notes_of_names(deploy: DeployFile) -> list[Problem]:

@@ -58,6 +58,11 @@ class EngineCall:
         return self.stream and not self.raw and "prompt" in self.body
 
 
+def prompt_room(max_tokens: int, context_tokens: int) -> int:
+    """Estimated tokens that a workflow's prompt may have, below 1 if none fits."""
+    return int((context_tokens - max_tokens - MARGIN_TOKENS) * (1 - MARGIN_FRACTION))
+
+
 def engine_call(
     settings: LlmSettings | CallSettings,
     command: StartNode,
@@ -76,8 +81,7 @@ def engine_call(
         return _passthrough(settings, pool, salt)
     profile, names = pool.profile, command.names
     limit = settings.limit_of(names)
-    room = profile.context_tokens - limit
-    room = int((room - MARGIN_TOKENS) * (1 - MARGIN_FRACTION))
+    room = prompt_room(limit, profile.context_tokens)
     if room < 1:
         raise NodeError(
             command.node.id,

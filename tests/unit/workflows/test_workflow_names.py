@@ -36,3 +36,23 @@ def test_a_model_that_is_not_known_to_fill_in_the_middle_is_noted(
     said = " ".join(result.output.split())
     assert result.exit_code == 0, said
     assert ("note: " in said and "the code behind the cursor is left out" in said) is is_noted
+
+
+@pytest.mark.parametrize(("max_tokens", "is_wrong"), [(8000, False), (8180, True), (9000, True)])
+def test_a_token_limit_without_room_for_a_prompt_is_a_problem(
+    tmp_path: Path, max_tokens: int, is_wrong: bool
+) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text(
+        "name: w\nsla: {metric: e2e, target: 9s}\ninputs: {code: str}\nnodes:\n"
+        "  a: {type: llm, model: coder-large, prompt: '{{ code }}', "
+        f"max_tokens: {max_tokens}}}\n"
+        "output: a\n"
+    )
+    deployment = str(ROOT / "deployments" / "simulated.yaml")  # a context of 8,192 tokens
+    result = CliRunner().invoke(app, ["workflows", "check", str(file), "--deployment", deployment])
+    said = " ".join(result.output.split())
+    assert (result.exit_code, "nodes.a.max_tokens: leaves no room" in said) == (
+        int(is_wrong),
+        is_wrong,
+    ), said

@@ -278,7 +278,7 @@ def hand_driven(
 def the_end_of(task: WorkflowTask, x: NodeReceipt) -> RunEvent:
     where = (x.started_s + x.spent_s, x.node, x.round, x.item)
     if x.status != "done":
-        return NodeFailed(*where, x.problem, True, x.llm)
+        return NodeFailed(*where, x.problem, x.llm)
     node = task.kind.workflow.node(x.node)
     work = task.kind.work[x.node]
     if isinstance(work, LlmWork):

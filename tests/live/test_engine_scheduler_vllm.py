@@ -70,6 +70,15 @@ async def place(zygote: Zygote) -> AsyncIterator[Place]:
         yield Place(folder, zygote, template)
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def due(place: Place) -> AsyncIterator[VllmEngine]:
+    """One engine with the rule; tests leave it idle."""
+    engine = place.engine(DUE)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
 def asked(
     id: str,
     tokens: int,
@@ -121,19 +130,16 @@ async def test_answers_equal_those_of_the_own_order(place: Place) -> None:
     assert due == stock
 
 
-async def test_short_prompts_pass_long_ones(place: Place) -> None:
-    engine = place.engine(DUE)
-    await engine.start()
+async def test_short_prompts_pass_long_ones(due: VllmEngine) -> None:
     ended: list[str] = []
     longs = [asked(f"long{i}", 6_000, 60.0, output=2) for i in range(2)]
-    running = [asyncio.create_task(said(engine, long, ended)) for long in longs]
-    await until_running(engine, 1, 10.0)
+    running = [asyncio.create_task(said(due, long, ended)) for long in longs]
+    await until_running(due, 1, 10.0)
     shorts = [asked(f"short{i}", 100, 0.5, output=2) for i in range(4)]
-    await asyncio.gather(*(said(engine, short, ended) for short in shorts))
+    await asyncio.gather(*(said(due, short, ended) for short in shorts))
     assert not {"long0", "long1"} & set(ended)
     await asyncio.gather(*running)
     assert ended[-2:] == ["long0", "long1"]  # equal ones end one after the other
-    await engine.stop()
 
 
 # More tokens than the least piece of a prompt: what a step leaves of its time holds a word or two.
@@ -165,21 +171,18 @@ async def test_the_due_date_arrives_in_every_dialect(place: Place) -> None:
     await engine.stop()
 
 
-async def test_a_call_that_leaves_while_it_is_paused_leaves_nothing_behind(place: Place) -> None:
-    engine = place.engine(DUE)
-    await engine.start()
+async def test_a_call_that_leaves_while_it_is_paused_leaves_nothing_behind(due: VllmEngine) -> None:
     ended: list[str] = []
-    paused = asyncio.create_task(said(engine, asked("late", 6_000, 60.0), ended))
-    await until_running(engine, 1, 10.0)
-    sooner = asyncio.create_task(said(engine, asked("sooner", 4_000, 5.0), ended))
-    assert (await until_running(engine, 2, 10.0)).running == 2
+    paused = asyncio.create_task(said(due, asked("late", 6_000, 60.0), ended))
+    await until_running(due, 1, 10.0)
+    sooner = asyncio.create_task(said(due, asked("sooner", 4_000, 5.0), ended))
+    assert (await until_running(due, 2, 10.0)).running == 2
     paused.cancel()
     await asyncio.gather(paused, return_exceptions=True)
     await sooner
-    assert (await until_running(engine, 0, 10.0)).running == 0
+    assert (await until_running(due, 0, 10.0)).running == 0
     assert ended == ["sooner"]
-    assert (await engine.load()).kv_cache_usage == 0.0
-    await engine.stop()
+    assert (await due.load()).kv_cache_usage == 0.0
 
 
 async def test_where_the_rule_cannot_be_had_the_engine_starts_without(place: Place) -> None:

@@ -25,7 +25,7 @@ import yaml
 
 from cato.serve.keeper import STOP_TIMEOUT_S, marked
 from cato.serve.ports import free_port, own_cluster
-from tests.live.conftest import ROOT, wait_ready
+from tests.live.conftest import ROOT, small_index, wait_ready
 from tests.live.test_tasks import INPUTS
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -45,11 +45,14 @@ def env() -> dict[str, str]:
 
 
 def simulated_file(folder: Path, port: int, **changes: Any) -> Path:
-    """`deployments/simulated.yaml` on `port`, with fewer replicas and without a slow start."""
+    """`deployments/simulated.yaml` on `port`, with fewer replicas, a small index and without a slow
+    start; a second file in one folder replaces the first."""
     config = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
     config["http_options"]["port"] = port
-    engines, _ = config["applications"]
+    engines, ingress = config["applications"]
     engines.update(changes)
+    # To index the standard library, as the file says, takes ten seconds of CPU.
+    ingress["args"]["indexes"] = {"code": small_index(folder / "code")}
     for pool in engines["args"]["pools"].values():
         for deployment in pool["deployments"].values():
             deployment["replicas"] = {"min": 1, "initial": 1, "max": 2}

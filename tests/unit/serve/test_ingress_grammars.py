@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from cato.serve.ingress import calls
 from cato.serve.ingress.bounds import DEFAULT, check_call
 from cato.serve.ingress.grammars import Grammars, grammars_of
 
-pytest.importorskip("xgrammar")
+# Not imported here: it takes seconds, for torch, and every worker collects this file.
+if find_spec("xgrammar") is None:
+    pytest.skip("`xgrammar` is not installed", allow_module_level=True)
 
 
 def fields(count: int, **schema: object) -> dict[str, Any]:

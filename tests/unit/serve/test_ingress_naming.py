@@ -111,6 +111,7 @@ async def test_an_unknown_task_is_not_found(
 
 
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+READ = {"name": "read", "input_schema": {"type": "object"}}
 TURNS = [*MESSAGES, {"role": "assistant", "content": "Which?"}, {"role": "user", "content": "Go."}]
 CHATS, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 AGENT = {"user-agent": "codex_exec/0.169.0"}
@@ -134,7 +135,7 @@ AGENT = {"user-agent": "codex_exec/0.169.0"}
         (RESPONSES, {"input": "Go."}, AGENT, "codex"),
         (ANTHROPIC, {"messages": TURNS}, {}, "3 messages"),
         (ANTHROPIC, {"messages": MESSAGES, "system": "Be brief."}, {}, "system prompt"),
-        (ANTHROPIC, {"messages": MESSAGES, "tools": [{"name": "read"}]}, {}, "tools"),
+        (ANTHROPIC, {"messages": MESSAGES, "tools": [READ]}, {}, "tools"),
     ],
 )
 async def test_a_conversation_goes_whole_to_the_tasks_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from operator import attrgetter
 
 from cato.core.length import LengthBelief, around
@@ -23,6 +23,8 @@ PRICE = 3.0
 LEAST_DIFFERENCE = 0.1
 # A call is hopeless if its chance to be in time alone is smaller than this.
 UNLIKELY = 0.3
+# What a stream with a target pace may risk by a rest: the chance that it falls behind that pace.
+MOST_LOSS = 0.02
 _LEAST_STEP_S = 1e-9
 
 
@@ -87,10 +89,10 @@ def chance_alone(invocation: Invocation, slack_s: float, token_s: float) -> floa
     """
     length = believed(invocation)
     tokens = length.left_mean(invocation.generated) + slack_s / token_s
-    chance = 1.0
-    for call in invocation.stage:
-        chance *= _believed(call.length, call.expected_tokens).chance_within(tokens, call.generated)
-    return chance if invocation.stage else length.chance_within(tokens, invocation.generated)
+    calls = invocation.stage or (invocation.as_stage_call(),)
+    return prod(
+        _believed(c.length, c.expected_tokens).chance_within(tokens, c.generated) for c in calls
+    )
 
 
 def others_tokens(invocation: Invocation) -> float:

@@ -11,7 +11,7 @@ from cato.core.policies import Plan, Queued, Work
 from cato.core.snapshot import Invocation
 from cato.policies.ordering.hopeless_last import doubted_s, latest_start_s
 from cato.policies.ordering.keep_most import keep_most
-from cato.policies.outlook import UNLIKELY, believed, chance_alone, others_tokens
+from cato.policies.outlook import MOST_LOSS, UNLIKELY, believed, chance_alone, others_tokens
 
 BEHIND, KEPT, DROPPED, RELAXED, DOUBTFUL, UNBOUND, HOPELESS = range(7)
 # Their priority in the engine, but for the last three: one that comes later must not pass there.
@@ -58,8 +58,7 @@ class ForesightOrdering:
     lasts_from: float = 0.05
     relaxed: float = 5.0
     rests: float = 3.0
-    # As in `ForesightPreemption`.
-    most_loss: float = 0.02
+    most_loss: float = MOST_LOSS
     unlikely: float = UNLIKELY
     alike: float = 1.2
     most_in_vain: float = 0.65

@@ -13,6 +13,7 @@ from cato.core.profile import Profile
 from cato.core.snapshot import READING_S, Invocation, ReplicaView, due_at_pace_s
 from cato.policies.admission.foresight import is_aged
 from cato.policies.outlook import (
+    MOST_LOSS,
     Outlook,
     Prospect,
     beside,
@@ -65,7 +66,7 @@ class ForesightPreemption:
     least_by_pace: float = 0.5
     # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
-    most_loss: float = 0.02
+    most_loss: float = MOST_LOSS
     again: float = 0.3
     most_loss_in_burst: float = 0.1
     again_in_burst: float = 1.0

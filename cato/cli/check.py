@@ -8,17 +8,24 @@ import typer
 
 from cato.cli.serve import DEFAULT_FILE, checked, console
 from cato.config.lines import with_lines
-from cato.serve.preflight import notes_of_names, problems_of_checkers, problems_of_names
+from cato.serve.preflight import (
+    notes_of_names,
+    own_workflows,
+    problems_of_checkers,
+    problems_of_names,
+)
 
 
 def check(file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE) -> None:
     """Check the file and its workflows, profiles, models, indexes and store, and try its checkers;
     print every problem with its line. Exit code 2 if there is any."""
     deploy = checked(file)
-    problems = with_lines([*problems_of_names(deploy), *problems_of_checkers(deploy)])
+    workflows = own_workflows(deploy)
+    found = [*problems_of_names(deploy, workflows), *problems_of_checkers(deploy)]
+    problems = with_lines(found)
     for problem in problems:
         console.print(str(problem), style="red", markup=False, highlight=False)
-    for note in with_lines(notes_of_names(deploy)):
+    for note in with_lines(notes_of_names(deploy, workflows)):
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     if problems:
         raise typer.Exit(2)

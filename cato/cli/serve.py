@@ -32,7 +32,7 @@ from cato.serve.draining import forget
 from cato.serve.engines_app import UNPLACEABLE
 from cato.serve.keeper import MARK_VARIABLE, STOP_TIMEOUT_S, is_left, marked, new_mark, start_keeper
 from cato.serve.ports import free_port, own_cluster
-from cato.serve.preflight import check_files, notes_of_names, problems_of_names
+from cato.serve.preflight import check_files, notes_of_names, own_workflows, problems_of_names
 from cato.serve.served import Served, cluster_address, record
 
 # Every Ray process reads these at import: set them before the first one starts.
@@ -95,7 +95,9 @@ def serve(
     It starts a Ray of its own, unless RAY_ADDRESS names one.
     """
     deploy = checked(file)
-    for problem in with_lines([*problems_of_names(deploy), *notes_of_names(deploy)]):
+    workflows = own_workflows(deploy)
+    found = [*problems_of_names(deploy, workflows), *notes_of_names(deploy, workflows)]
+    for problem in with_lines(found):
         console.print(f"note: {problem}", style="yellow", markup=False, highlight=False)
     path = deploy.path
     options = deploy.raw.get("http_options")

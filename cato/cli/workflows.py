@@ -21,9 +21,10 @@ from cato.core.estimates import Baselines, ByModel, estimates_of
 from cato.core.ids import TaskName
 from cato.core.topology import model_called
 from cato.core.words import counted
+from cato.core.workflow import Workflow
 from cato.serve.preflight import models_of, problems_of_names
 from cato.workflows.json_schema import workflow_json_schema
-from cato.workflows.load import files_of_workflows, load_workflow, load_workflows
+from cato.workflows.load import load_workflow, read_workflows
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,8 +61,9 @@ def check(
     deploy = _deployment(deployment)
     for path in paths:
         try:
-            loaded = list(load_workflows(path).values()) if path.is_dir() else [load_workflow(path)]
-            _check_names(path, deploy)
+            loaded = _loaded(path)
+            if deploy is not None and (problems := problems_of_names(deploy, loaded)):
+                raise ConfigError(tuple(problems))
         except ConfigError as error:
             is_good = False
             for problem in with_lines(error.problems):
@@ -70,7 +72,7 @@ def check(
         if not loaded:
             is_good = False
             console.print(f"{path}: contains no workflow (*.yaml)", style="red", markup=False)
-        for workflow in loaded:
+        for workflow in loaded.values():
             console.print(
                 f"{path}: {workflow.name}: {counted(len(workflow.nodes), 'node')}, "
                 f"{workflow.slo.metric.value} {workflow.slo.target_s * 1000:g} ms",
@@ -82,6 +84,16 @@ def check(
             if low := warning(workflow, known):
                 console.print(f"{path}: {low}", style="yellow", markup=False)
     raise typer.Exit(0 if is_good else 1)
+
+
+def _loaded(path: Path) -> dict[Path, Workflow]:
+    """The workflows of a file or folder, by file; raise `ConfigError`."""
+    if not path.is_dir():
+        return {path: load_workflow(path)}
+    loaded, problems = read_workflows(path)
+    if problems:
+        raise ConfigError(problems)
+    return loaded
 
 
 def _called(deploy: DeployFile | None, by_model: ByModel, name: str) -> str:
@@ -122,16 +134,6 @@ def _deployment(named: str | None) -> DeployFile | None:
         if named is None:  # edited since it was deployed: `cato check` reports its problems
             return None
         fail(str(ConfigError(with_lines(error.problems))))
-
-
-def _check_names(path: Path, deploy: DeployFile | None) -> None:
-    """Raise `ConfigError` for models and indexes that `deploy` does not have."""
-    if deploy is None:
-        return
-    files = files_of_workflows(path) if path.is_dir() else [path]
-    problems = problems_of_names(deploy, files)
-    if problems:
-        raise ConfigError(tuple(problems))
 
 
 @app.command()

@@ -10,7 +10,7 @@ import asyncio
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from cato.config.deploy_file import DeployFile
@@ -26,7 +26,7 @@ from cato.serve.prompts import prompt_room
 from cato.store.errors import StoreError
 from cato.store.files import check_is_store
 from cato.store.location import default_location, store_url
-from cato.workflows.load import files_of_workflows, load_workflow, load_workflows
+from cato.workflows.load import load_workflows, read_workflows
 from cato.workflows.names import unknown_names, without_suffix
 
 
@@ -52,18 +52,21 @@ def check_files(deploy: DeployFile) -> None:
         raise ConfigError(tuple(problems))
 
 
-def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Problem]:
+def own_workflows(deploy: DeployFile) -> dict[Path, Workflow]:
+    """The deployment's workflows by file, once `check_files` has found no problem."""
+    return read_workflows(resolve(deploy.ingress.workflows_dir))[0]
+
+
+def problems_of_names(deploy: DeployFile, workflows: Mapping[Path, Workflow]) -> list[Problem]:
     """Models, indexes and checkers that workflows name but the deployment lacks, and token limits
-    that do not fit their models. Checks the deployment's own workflows if no `files` are given.
+    that do not fit their models.
 
     They do not prevent serving: `cato models add` may add a model later. Until then runs of these
     workflows fail.
     """
-    own = files_of_workflows(resolve(deploy.ingress.workflows_dir))
     models = models_of(deploy.topology)
     problems: list[Problem] = []
-    for path in files or own:
-        workflow = load_workflow(path)
+    for path, workflow in workflows.items():
         problems += unknown_names(str(path), workflow, models, deploy.ingress)
         problems += _limits_without_room(str(path), workflow, deploy.topology)
     return problems
@@ -89,13 +92,13 @@ def _limits_without_room(file: str, workflow: Workflow, topology: Topology) -> I
             yield Problem(file, where, str(settings.max_tokens), rule)
 
 
-def notes_of_names(deploy: DeployFile) -> list[Problem]:
-    """What works in the deployment's own workflows, but probably not as it is meant."""
+def notes_of_names(deploy: DeployFile, workflows: Mapping[Path, Workflow]) -> list[Problem]:
+    """What works in these workflows, but probably not as it is meant."""
     models = models_of(deploy.topology)
     return [
         note
-        for path in files_of_workflows(resolve(deploy.ingress.workflows_dir))
-        for note in without_suffix(str(path), load_workflow(path), models)
+        for path, workflow in workflows.items()
+        for note in without_suffix(str(path), workflow, models)
     ]
 
 

@@ -22,6 +22,9 @@ class ReplicasArgs(StrictModel):
     """Replicas at the start. Default: `min`, at least 1."""
     max: int | None = Field(default=None, ge=1)
     """Most replicas. Default: `initial`."""
+    start_first: bool = False
+    """At an update, start a new replica before an old one ends. It needs room for one replica more:
+    without that room the update waits."""
 
     @field_validator("initial")
     @classmethod
@@ -131,6 +134,7 @@ class DeploymentArgs(ShapeArgs):
             min_replicas=low,
             initial_replicas=initial,
             max_replicas=high,
+            start_first=self.replicas.start_first,
             cost=self.cost if self.cost is not None else max(1.0, float(self.cards or 0)),
         )
 

@@ -8,6 +8,8 @@ What is used and why:
   and a token. `get_serve_instance_details`: the public `serve.status` calls it too, but omits the
   targets, the draining replicas and the deployment file. `_all_running_replicas`: an application
   lists no deployments while Serve reads its new deployment file, and after Serve has refused it.
+- `DeploymentConfig.to_proto`, which writes the version that Serve compares: Serve gives all
+  deployments of an application one, a hash of all its `args`, and restarts each for any change.
 - The controller's client, for the address that Serve's proxies listen on.
 - Ray's free resources by host: the public function only returns their sum.
 - The name of the resource that only the head node has.
@@ -20,19 +22,24 @@ What is used and why:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import ray
+from pydantic import PrivateAttr
+from ray import serve
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray._private.state import available_resources_per_node
 from ray.core.generated import autoscaler_pb2
 from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_global_client
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 from ray.serve.schema import ApplicationStatus
 
+from cato import __version__
 from cato.control import replica_sets
 from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.fleet import HostResources, ServedDeployment, ServedFleet
@@ -67,6 +74,28 @@ def check_ray_version() -> None:
             f"CATO was tested with Ray {SUPPORTED}x and found {ray.__version__}; "
             'install "ray[serve]>=2.60,<2.61"'
         )
+
+
+class _OwnVersion(DeploymentConfig):  # type: ignore[misc]
+    """A deployment's options, with a version of its own instead of its application's."""
+
+    _own: str = PrivateAttr("")
+
+    def to_proto(self) -> Any:
+        self.version = self._own
+        return super().to_proto()
+
+
+def bound(deployment: serve.Deployment, *args: Any, **kwargs: Any) -> serve.Application:
+    """`deployment.bind(...)`, restarted only if these arguments or its own options change, or CATO.
+
+    Their `repr` has to say all that they are.
+    """
+    said = repr((__version__, args, sorted(kwargs.items())))
+    config = _OwnVersion.model_construct(**dict(deployment._deployment_config))
+    config._own = hashlib.sha256(said.encode()).hexdigest()[:16]
+    deployment._deployment_config = config
+    return deployment.bind(*args, **kwargs)
 
 
 def http_host() -> str:

@@ -72,6 +72,12 @@ class ModelSpec:
     patterns: tuple[str, ...] = ()
 
     @property
+    def of_engine(self) -> ModelSpec:
+        """What an engine has to know: not the further names that ingresses resolve."""
+        adapters = tuple(replace(a, aliases=()) for a in self.adapters)
+        return replace(self, aliases=(), patterns=(), adapters=adapters)
+
+    @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The names of the model, then those of each adapter; the first of each is its own."""
         adapters = ((a.name, *a.aliases) for a in self.adapters)
@@ -257,6 +263,7 @@ class DeploymentSpec:
     """One Serve deployment: one resource shape. A replica takes `cards` accelerators of one host.
 
     `accelerator` is `cpu`, `gpu` or `npu`; `accelerator_type` is Ray's type label, if it matters.
+    `start_first`: an update starts a new replica before an old one ends, with resources to spare.
     `standby`: invocations that a replica may hold beyond `engine.max_num_seqs`, to hide the message
     delay. `profile` is the name of a file in the profiles folder, without `.yaml`. `cost` is a
     replica's cost per time, in any unit shared by all deployments of the pool. `memory_bytes` is
@@ -273,10 +280,24 @@ class DeploymentSpec:
     min_replicas: int = 1
     initial_replicas: int = 1
     max_replicas: int = 1
+    start_first: bool = False
     standby: int = 1
     profile: str | None = None
     cost: float = 1.0
     memory_bytes: int | None = None
+
+    @property
+    def of_replica(self) -> DeploymentSpec:
+        """What a replica has to know: not how many there are, nor what they are worth."""
+        return replace(
+            self,
+            min_replicas=1,
+            initial_replicas=1,
+            max_replicas=1,
+            start_first=False,
+            profile=None,
+            cost=1.0,
+        )
 
 
 RAY_SERVE = "ray-serve"

@@ -19,7 +19,12 @@ from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control.memory import spare_collector
-from cato.control.ray_private import check_ray_version, http_host, keep_requests_retryable
+from cato.control.ray_private import (
+    bound,
+    check_ray_version,
+    http_host,
+    keep_requests_retryable,
+)
 from cato.core.errors import ConfigError
 from cato.core.follow_ups import CallsBefore, calls_before
 from cato.core.ids import DeploymentName, NodeId, TaskName
@@ -61,6 +66,8 @@ MAX_ONGOING = 10_000
 # Longer than the longest generation, so that a stopping replica ends its streams.
 DRAIN_S = 600.0
 DRAIN_POLL_S = 0.2
+# Of the target number, rounded up: one replica more, while an update starts new ones first.
+SURGE_PERCENT = 1
 # For the last usage of an ingress replica to reach the Profiler.
 STOP_FLUSH_S = 5.0
 PINNED = RequestRouterConfig(request_router_class="cato.control.ray_private:PinnedRouter")
@@ -77,14 +84,23 @@ def build_engines(args: EnginesArgs) -> Application:
         by_serve = pool.policies.scheduler == RAY_SERVE
         for spec in pool.deployments:
             options = _left_to_serve(spec) if by_serve else _led_by_cato(spec)
-            engines[spec.name] = _replicas_of(spec, options).bind(
-                pool.name, (pool.model,), spec, _profile(spec, profiles)
+            engines[spec.name] = bound(
+                _replicas_of(spec, options),
+                pool.name,
+                (pool.model.of_engine,),
+                spec.of_replica,
+                _profile(spec, profiles),
             )
     for shared in topology.shared_pools:
         for spec in shared.deployments:
-            models = tuple(hosted.model for hosted in shared.models if hosted.fits(spec))
-            engines[spec.name] = _replicas_of(spec, _led_by_cato(spec)).bind(
-                shared.name, models, spec, UNMEASURED, may_change=True
+            models = tuple(h.model.of_engine for h in shared.models if h.fits(spec))
+            engines[spec.name] = bound(
+                _replicas_of(spec, _led_by_cato(spec)),
+                shared.name,
+                models,
+                spec.of_replica,
+                UNMEASURED,
+                may_change=True,
             )
     control = serve.deployment(
         ControlPlane, name="control-plane", ray_actor_options={"num_cpus": 0}
@@ -106,6 +122,7 @@ def _replicas_of(spec: DeploymentSpec, options: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=DRAIN_S,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         health_check_period_s=2.0,
+        max_surge_percent=SURGE_PERCENT if spec.start_first else 0,
         **options,
     )
 

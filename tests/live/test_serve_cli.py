@@ -62,9 +62,12 @@ def simulated_file(folder: Path, port: int, **changes: Any) -> Path:
     return path
 
 
-def complete(url: str) -> dict[str, Any]:
-    body = {"inputs": INPUTS["code-summarization"]}
-    answer = httpx.post(f"{url}/v1/tasks/code-summarization", json=body, timeout=30)
+def complete(url: str, model: str = "") -> dict[str, Any]:
+    """The receipt of a task, or of a completion by `model`."""
+    path, body = "tasks/code-summarization", {"inputs": INPUTS["code-summarization"]}
+    if model:
+        path, body = "completions", {"model": model, "prompt": "def f(", "max_tokens": 4}
+    answer = httpx.post(f"{url}/v1/{path}", json=body, timeout=30)
     assert answer.status_code == 200, answer.text
     receipt: dict[str, Any] = answer.json()["cato"]
     return receipt
@@ -242,7 +245,7 @@ def ray_head(tmp_path: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
     head.wait()
 
 
-def test_serve_deploy_on_a_cluster_and_policies_that_change_without_a_restart(
+def test_serve_deploy_on_a_cluster_restarts_what_has_changed_and_nothing_for_policies(
     tmp_path: Path, ray_head: dict[str, str]
 ) -> None:
     port = free_port()
@@ -264,6 +267,21 @@ def test_serve_deploy_on_a_cluster_and_policies_that_change_without_a_restart(
         time.sleep(0.5)
     assert "in order of arrival" in reasons(receipt)
     assert replicas(receipt) == before
+
+    fast = replicas(complete(url, "simulated-1.5b"))
+    config = yaml.safe_load(path.read_text())
+    large = config["applications"][0]["args"]["pools"]["coder-large"]["deployments"]
+    large["large-simulated"]["replicas"]["start_first"] = True
+    large["large-simulated"]["engine"]["max_num_seqs"] = 16
+    path.write_text(yaml.safe_dump(config))
+    subprocess.run(deploy, env=ray_head, cwd=tmp_path, check=True, capture_output=True)
+    deadline_s = time.monotonic() + 120
+    while replicas(complete(url)) == before:  # each is answered
+        assert time.monotonic() < deadline_s, "no new engine"
+        time.sleep(0.5)
+    assert replicas(complete(url, "simulated-1.5b")) == fast, (
+        "only the changed pool has new engines"
+    )
 
     status = subprocess.run(
         [str(BIN / "cato"), "status"],

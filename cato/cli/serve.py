@@ -49,7 +49,7 @@ TRANSPORT = {
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STATS_PORT": 8404}
 REPLICA_PORTS = "_DIRECT_INGRESS_"  # in the names of the settings of the replicas' port ranges
 # Ray's GCS stores events of every actor call and would grow by megabytes a minute. Without them
-# `ray list tasks`, `ray timeline` and the dashboard's task page are empty. A raylet that collects
+# `ray list tasks`, `ray timeline` and a dashboard's task page are empty. A raylet that collects
 # Ray's own metrics grows by megabytes an hour; CATO's metrics need none of them.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -124,16 +124,7 @@ def serve(
     log_path = log_path_of(url)
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "ray.serve.scripts",
-                "run",
-                "--address",
-                address,
-                str(path),
-            ],
+            [sys.executable, "-P", "-m", *_run(address, path)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -156,6 +147,13 @@ def serve(
         _stop(process, keeper)
         forget(run_dir(), mark)
         served.forget(run_dir(), mark)
+
+
+def _run(address: str, path: Path) -> list[str]:
+    """The module, with arguments, that runs the file at `path`."""
+    if address == OWN_RAY:
+        return ["cato.serve.own_ray", str(path)]
+    return ["ray.serve.scripts", "run", "--address", address, str(path)]
 
 
 def beside_another(env: Mapping[str, str]) -> dict[str, str]:

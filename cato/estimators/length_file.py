@@ -18,7 +18,8 @@ import numpy as np
 
 from cato.core.errors import InputError
 from cato.core.ids import TaskName
-from cato.estimators.length_bound import GaussianLengths, MarginalLengths
+from cato.estimators.gaussian_lengths import GaussianLengths
+from cato.estimators.length_bound import MarginalLengths
 from cato.estimators.length_forest import CompiledForest
 
 FORMAT = 1

@@ -147,7 +147,7 @@ def cluster() -> Iterator[int]:
 
 
 def wait_ready(
-    url: str, timeout_s: float = 120.0, served_by: subprocess.Popen[bytes] | None = None
+    url: str, timeout_s: float = 120.0, served_by: subprocess.Popen[Any] | None = None
 ) -> None:
     """Return when `/readyz` says yes; fail if it never does, or if `served_by` ends before."""
     deadline_s, last = time.monotonic() + timeout_s, "no answer"

@@ -110,7 +110,7 @@ def url(tmp_path: Path, env: dict[str, str]) -> Iterator[str]:
         [str(BIN / "cato"), "serve", str(path)], env=env, cwd=tmp_path, stdout=subprocess.DEVNULL
     )
     try:
-        wait_ready(f"http://127.0.0.1:{port}", 200)
+        wait_ready(f"http://127.0.0.1:{port}", 200, process)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGINT)

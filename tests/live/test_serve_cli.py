@@ -144,7 +144,7 @@ def a_cato_serve(tmp_path: Path, env: dict[str, str]) -> tuple[subprocess.Popen[
         env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
-    wait_ready(url, 200)
+    wait_ready(url, 200, process)
     return process, url
 
 
@@ -163,7 +163,7 @@ def test_nothing_outlives_a_killed_cato_serve(
     names = [p.name() for p in ours]
     assert "haproxy" in names
     assert "raylet" in names
-    run = next(p for p in started.children() if "ray.serve.scripts" in p.cmdline())
+    run = next(p for p in started.children() if "cato.serve.own_ray" in p.cmdline())
     if victim != "cato serve":
         run.kill()
     if victim != "its Serve":

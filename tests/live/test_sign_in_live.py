@@ -144,7 +144,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         try:
             assert provider.stdout is not None
             assert provider.stdout.readline().strip() == "ready"
-            wait_ready(url, 300)
+            wait_ready(url, 300, cato)
             yield Served(url, Provider(issuer, keys, provider), (log, Path(run)))
         finally:
             cato.send_signal(signal.SIGINT)

@@ -97,7 +97,7 @@ def test_the_wheel_serves_from_an_empty_folder(
         env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        wait_ready(f"http://127.0.0.1:{port}", 200)
+        wait_ready(f"http://127.0.0.1:{port}", 200, process)
         task = ["task", "code-generation", "-i", "instruction=Sum a list."]
         url = ["--url", f"http://127.0.0.1:{port}"]
         assert done([str(installed / "cato"), *task, *url], tmp_path).strip()

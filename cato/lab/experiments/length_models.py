@@ -11,8 +11,8 @@ from cato.core.errors import InputError
 from cato.core.ids import TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import UNMEASURED
+from cato.estimators.gaussian_lengths import GaussianLengths
 from cato.estimators.length_bound import (
-    GaussianLengths,
     LengthFeatures,
     LengthModel,
     LengthRecord,

@@ -17,8 +17,8 @@ from cato.core.ids import TaskName
 from cato.core.length import LengthBelief
 from cato.estimators.calibration import coverage, pinball_loss, reliability
 from cato.estimators.dag_match import FROM_USER, DagHistory, SuperGraph, SuperNode
+from cato.estimators.gaussian_lengths import GaussianLengths
 from cato.estimators.length_bound import (
-    GaussianLengths,
     LengthFeatures,
     LengthModel,
     LengthRecord,

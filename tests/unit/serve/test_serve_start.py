@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from cato.core.errors import AccessError, ConfigError, StartingError, UnknownNam
 from cato.core.profile import UNMEASURED
 from cato.core.tenancy import Access, ApiKey
 from cato.lab.chaos.local_pools import LocalPools, LocalRecords
+from cato.serve import own_ray
 from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.early import stored_access
 from cato.serve.access.keys import new_key
@@ -550,3 +552,36 @@ async def test_a_context_that_is_not_known_yet_is_not_made_up(tmp_path: Path) ->
     assert {m["id"]: m["max_model_len"] for m in listed} == {
         "sim-fast": None, "fast": None, "cato-completion": None,
     }  # fmt: skip
+
+
+# Ray's own start
+
+
+BUSY = """
+import signal, subprocess
+from cato.serve import own_ray
+
+started = []
+
+def init(**options):
+    assert not options["include_dashboard"]
+    assert all(process.wait(10) == -signal.SIGKILL for process in started)
+    started.append(subprocess.Popen(["sleep", "600"]))
+    if len(started) < own_ray.TRIES:
+        raise RuntimeError("The current node timed out during startup.")
+
+own_ray.ray.init = init
+own_ray.start_ray()
+assert started[-1].poll() is None
+started[-1].kill()
+print(len(started))
+"""
+
+
+def test_a_ray_that_does_not_come_up_is_started_again() -> None:
+    """The processes of the try before are gone then. In a process of its own: all its children
+    are."""
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(own_ray.TRIES)]
+    assert done.stderr.count("timed out during startup") == own_ray.TRIES - 1

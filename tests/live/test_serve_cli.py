@@ -44,16 +44,20 @@ def env() -> dict[str, str]:
     return env
 
 
-def simulated_file(folder: Path, port: int, **changes: Any) -> Path:
-    """`deployments/simulated.yaml` on `port`, with fewer replicas, a small index and without a slow
-    start; a second file in one folder replaces the first."""
+def simulated_file(folder: Path, port: int, *, both: bool = False, **changes: Any) -> Path:
+    """`deployments/simulated.yaml` on `port`, with a small index and one engine of one model, or of
+    `both`; a second file in one folder replaces the first."""
     config = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
     config["http_options"]["port"] = port
     engines, ingress = config["applications"]
     engines.update(changes)
     # To index the standard library, as the file says, takes ten seconds of CPU.
     ingress["args"]["indexes"] = {"code": small_index(folder / "code")}
-    for pool in engines["args"]["pools"].values():
+    pools, models = engines["args"]["pools"], engines["args"]["models"]
+    if not both:
+        large = models.pop(pools.pop("coder-large")["model"])
+        models[pools["coder-fast"]["model"]]["aliases"] += large["aliases"]
+    for pool in pools.values():
         for deployment in pool["deployments"].values():
             deployment["replicas"] = {"min": 1, "initial": 1, "max": 2}
             deployment["profile"] = "saber@gpu"
@@ -190,7 +194,7 @@ def test_cato_serve_tells_why_a_pool_cannot_come_up_and_ends(
     path.write_text(yaml.safe_dump(config))
     said = subprocess.run(
         [str(BIN / "cato"), "serve", str(path)],
-        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**env, "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert said.returncode == 1
     assert "the engines failed to deploy: fast-simulated" in said.stdout
@@ -250,14 +254,15 @@ def test_serve_deploy_on_a_cluster_restarts_what_has_changed_and_nothing_for_pol
 ) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    path = simulated_file(tmp_path, port)
+    path = simulated_file(tmp_path, port, both=True)
     deploy = [str(BIN / "serve"), "deploy", str(path)]
     subprocess.run(deploy, env=ray_head, cwd=tmp_path, check=True, capture_output=True)
     wait_ready(url, 150)
     before = replicas(complete(url))
 
     change = {"pools": {"coder-large": {"routing": "power-of-two", "ordering": "fcfs"}}}
-    simulated_file(tmp_path, port, deployments=[{"name": "control-plane", "user_config": change}])
+    asked = [{"name": "control-plane", "user_config": change}]
+    simulated_file(tmp_path, port, both=True, deployments=asked)
     subprocess.run(deploy, env=ray_head, cwd=tmp_path, check=True, capture_output=True)
     deadline_s = time.monotonic() + 30
     while time.monotonic() < deadline_s:

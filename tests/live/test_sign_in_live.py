@@ -36,6 +36,7 @@ from tests.live.agents import installed
 from tests.live.agents.claude import Claude
 from tests.live.agents.codex import Codex
 from tests.live.conftest import ROOT, wait_ready
+from tests.live.test_serve_cli import simulated_file
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 BIN = Path(sys.executable).parent
@@ -83,15 +84,10 @@ def write_key(path: Path, kid: str) -> None:
 
 
 def deployment(folder: Path, port: int, issuer: str) -> Path:
-    config = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
-    config["http_options"]["port"] = port
+    config = yaml.safe_load(simulated_file(folder, port).read_text())
     engines, cato = (application["args"] for application in config["applications"])
-    for pool in engines["pools"].values():
-        for one in pool["deployments"].values():
-            one["replicas"] = {"min": 1, "initial": 1, "max": 1}
-            one["profile"] = "saber@gpu"
-            one["engine"]["max_model_len"] = 262_144
-    del cato["indexes"]
+    (pool,) = engines["pools"].values()
+    pool["deployments"]["fast-simulated"]["engine"]["max_model_len"] = 262_144
     cato["sign_in"] = {
         "issuer": issuer,
         "audience": ["urn:cato", "cato-page"],

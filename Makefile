@@ -39,7 +39,7 @@ check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 	$(say) 'unit and simulator tests'
 	@$(BIN)/python -m pytest -q -n auto -m 'not slow' tests/unit tests/arch tests/sim
 
-# The soak sleeps for most of its five minutes, so one worker more than cores runs the other tests.
+# The soak sleeps for most of its five minutes, and other tests for some of theirs: four workers.
 # Live tests wait for other processes half of the time: two groups of them and lint run together.
 # They kill processes and race with them on shared cores: failed tests run once more against a
 # new application, and both outcomes are printed. A test that fails twice fails.
@@ -48,7 +48,7 @@ test: $(STAMP)  ## check with slow tests, then live tests on a local Ray with re
 	$(say) 'in the background: installing clients for live tests'
 	@nice $(BIN)/python tests/live/clients/installed.py > /dev/null 2>&1 &
 	$(say) 'unit and simulator tests, with slow ones'
-	@$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/unit tests/arch tests/sim
+	@$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/unit tests/arch tests/sim
 	$(say) 'live tests; beside them lint'
 	@log=$$(mktemp); nice -n 19 $(MAKE) --no-print-directory lint > "$$log" 2>&1 & lint=$$!; failed=0; \
 	$(BIN)/python -m pytest -q $(BESIDE) tests/live || { printf '\033[1m==> failed tests once more\033[0m\n'; \

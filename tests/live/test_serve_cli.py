@@ -194,7 +194,8 @@ def test_cato_serve_tells_why_a_pool_cannot_come_up_and_ends(
     path.write_text(yaml.safe_dump(config))
     said = subprocess.run(
         [str(BIN / "cato"), "serve", str(path)],
-        env={**env, "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**env, "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert said.returncode == 1
     assert "the engines failed to deploy: fast-simulated" in said.stdout

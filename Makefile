@@ -94,6 +94,9 @@ clean:  ## remove .venv and all caches of this checkout
 # and transformers fails when it finds them. triton: 1 GB, GPU only.
 CLASHING := torchvision torchaudio torchcodec triton
 
+UNCOMPILED := /(tests?|rllib|pip|mypyc?|anthropic|mistralai|schemathesis|playwright|fontTools)/|$\
+    /(transformers|vllm)/models/|/ray/(data|train|tune|llm)/|/torch/testing/
+
 # The stamp holds a digest of the parts of pyproject.toml that pip reads, so that a change of a linter's
 # settings does not download the clashing packages again.
 DIGEST = $$("$(PYTHON)" -c 'import hashlib, tomllib; \
@@ -125,7 +128,7 @@ install:
 	    echo 'error: no virtual environment; Debian and Ubuntu need the package python3-venv.' >&2; \
 	    rm -rf .venv; exit 1; }
 	$(say) '2/4 installing .[$(EXTRAS)] (about 4 GB; minutes)'
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]' || { \
+	@$(BIN)/python .ci/install.py -e '.[$(EXTRAS)]' || { \
 	    echo 'error: pip failed; its own words are above. Most often: no network, an index that' >&2; \
 	    echo '       cannot be reached (set PIP_INDEX_URL or a proxy), or a full disk.' >&2; \
 	    echo '       `make setup` goes on where this stopped.' >&2; exit 1; }
@@ -133,11 +136,10 @@ install:
 	@case ',$(EXTRAS),' in *,cpu,*) \
 	    $(BIN)/python -m pip uninstall --disable-pip-version-check -q -y $(CLASHING);; \
 	    *) echo 'not a CPU build: nothing to do';; esac
-# Of 25,000 files of packages, engines and the control plane import 7,000, which this compiles.
+# What is left out is imported by a few tests, or by nothing.
 	$(say) '4/4 compiling bytecode (half a minute, once; importing vLLM takes twice as long without)'
-	@{ $(BIN)/python -m compileall -q cato; \
-	    $(BIN)/python -c 'from cato.engines.vllm.zygote import preload; preload()' & \
-	    $(BIN)/python -c 'import cato.cli, cato.lab.registry, cato.serve.app, pytest'; wait; } \
-	    >/dev/null 2>&1 || true  # other extras: what is not there is compiled at its first use
+	@$(BIN)/python -m compileall -q -j 2 -x '$(UNCOMPILED)' cato \
+	    "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')" \
+	    >/dev/null 2>&1 || true  # some packages ship templates that are not Python
 	@echo "$(DIGEST)" > $(STAMP)
 	$(say) 'ready'

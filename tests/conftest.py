@@ -9,7 +9,7 @@ import tempfile
 import pytest
 from hypothesis import settings
 
-from cato.cli.serve import QUIET
+from cato.cli.serve import CALM, QUIET
 from cato.serve import haproxy
 from cato.serve.ports import own_cluster
 
@@ -28,6 +28,7 @@ os.environ.update(
     RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="90",
     **haproxy.RETRIES,
     **QUIET,
+    **CALM,
     **own_cluster(_RUN_DIR),
 )
 

@@ -160,10 +160,10 @@ def test_a_killed_vllm_engine_goes_on_after_what_it_had_sent(app: App, endpoint:
     lost = 0
     for after_chars in (5, 120):
         stream = Stream(app, "demo-coder", endpoint, body)
+        (pid,) = engine_pids("demo").values()  # before: it takes as long as half an answer
         with ThreadPoolExecutor(1) as threads:
             read = threads.submit(stream.read)
             until(lambda s=stream, n=after_chars: len(s.text) >= n or bool(s.ends), PATIENCE_S)
-            (pid,) = engine_pids("demo").values()
             os.kill(pid, SIGKILL)
             read.result()
         wait_for_replicas("demo", 1)

@@ -109,14 +109,22 @@ def main() -> None:
 
     os.environ.pop(VARIABLE, None)  # it names this command: would recurse
     binary = get_haproxy_binary()
-    asked_at = ""
+    asked_at, arguments = "", sys.argv[1:]
     for file in _config_files(sys.argv):
         try:
-            asked_at = _configure(file) or asked_at
-        except (OSError, ValueError) as error:
-            # Serve without our options; if the file itself is wrong, HAProxy says so.
+            text = Path(file).read_text()
+        except (OSError, ValueError) as error:  # HAProxy says what is wrong with it
+            print(f"cato-haproxy: {file} cannot be read: {error}", file=sys.stderr)
+            continue
+        try:
+            wanted, found = configured(text), _SOCKET.search(text)
+            asked_at = found[2] if found is not None else asked_at
+        except ValueError as error:
             print(f"cato-haproxy: {file} is used without its options: {error}", file=sys.stderr)
-    command = [binary, "-dS", *sys.argv[1:]]
+            wanted = closed(text)
+        place = _written(file, wanted)
+        arguments = [place if word == file else word for word in arguments]
+    command = [binary, "-dS", *arguments]
     if not asked_at or "-c" in sys.argv:
         os.execv(binary, command)
     _leave_process_group()
@@ -131,28 +139,35 @@ def _leave_process_group() -> None:
         os.setpgid(0, 0)
 
 
-def _configure(file: Path) -> str:
-    """Rewrite the file in place: Serve writes it for every start, and finds its processes by its
-    name.
-
-    Returns the stats socket that Serve will use; empty if there is none. A file that this module
-    does not understand stays without its options, but is closed to others all the same.
-    """
-    text = file.read_text()
+def _written(file: str, text: str) -> str:
+    """Where HAProxy finds `text`: in place of `file`, which Serve writes for every start, or in
+    memory, if the disk does not take it."""
     try:
-        _replace(file, configured(text))
-    except ValueError:
-        _replace(file, closed(text))
-        raise
-    found = _SOCKET.search(text)
-    return found[2] if found is not None else ""
+        _replace(Path(file), text)
+    except OSError as error:
+        print(f"cato-haproxy: {file} is used from memory: {error}", file=sys.stderr)
+        return _in_memory(text)
+    return file
 
 
 def _replace(file: Path, text: str) -> None:
     part = file.with_name(f"{file.name}.{os.getpid()}")
-    part.write_text(text)
-    part.replace(file)
+    try:
+        part.write_text(text)
+        part.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
-def _config_files(arguments: Sequence[str]) -> list[Path]:
-    return [Path(value) for flag, value in pairwise(arguments) if flag == "-f"]
+def _in_memory(text: str) -> str:
+    """A path to `text` for this process, what it becomes and what it starts."""
+    held = os.memfd_create("haproxy.cfg", 0)
+    with open(held, "w", encoding="utf-8", closefd=False) as file:
+        file.write(text)
+    return f"/proc/{os.getpid()}/fd/{held}"
+
+
+def _config_files(arguments: Sequence[str]) -> list[str]:
+    return [value for flag, value in pairwise(arguments) if flag == "-f"]

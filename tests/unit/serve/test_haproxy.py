@@ -120,11 +120,22 @@ def test_the_real_haproxy_takes_the_changed_configuration(tmp_path: Path) -> Non
     assert file.read_text() == haproxy.configured(CONFIG)
 
 
+def run_cato_haproxy(file: Path) -> str:
+    """What it says of a configuration that is only looked at."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from cato.serve.haproxy import main; main()", "-c", "-f", file],
+        capture_output=True,
+        text=True,
+    )
+    assert "cato-haproxy: " in done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 def test_what_is_not_understood_is_not_open_to_other_users_either(tmp_path: Path) -> None:
     file = tmp_path / "haproxy.cfg"
     file.write_text("global\n    stats socket /x.sock mode 666 level admin\n")
-    with pytest.raises(ValueError, match="no section"):
-        haproxy._configure(file)
+    assert "no section" in run_cato_haproxy(file)
     assert file.read_text() == "global\n    stats socket /x.sock mode 600 level admin\n"
 
 
@@ -135,12 +146,6 @@ def test_what_cannot_be_changed_is_told_and_left_to_haproxy(
     file = tmp_path / "haproxy.cfg"
     if text is not None:
         file.write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", "from cato.serve.haproxy import main; main()", "-c", "-f", file],
-        capture_output=True,
-        text=True,
-    )
-    assert "cato-haproxy: " in done.stderr
-    assert "Traceback" not in done.stderr
+    run_cato_haproxy(file)
     assert (file.read_text() if file.exists() else None) == text
     assert [f for f in tmp_path.iterdir() if f != file] == []

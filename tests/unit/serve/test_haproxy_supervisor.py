@@ -124,6 +124,22 @@ def test_before_routes_are_known_clients_are_told_to_come_again(place: Place) ->
     assert json.loads(answer.text)["error"]["code"] == "starting"
 
 
+def test_what_the_disk_does_not_take_is_used_from_memory(place: Place) -> None:
+    """No second name fits beside this one. An HAProxy that starts again reads it, too."""
+    place.file = place.file.with_name("x" * 255)
+    place.write()
+    first = place.start().pid
+    until(place.get)
+    killed = haproxy_of(first)
+    killed.kill()
+    until(lambda: [p for p in psutil.Process(first).children() if p.pid != killed.pid])
+    until(place.get)
+    answer = place.get()
+    assert answer is not None
+    assert answer.headers["Retry-After"] == "1"
+    assert "http-buffer-request" not in place.file.read_text()
+
+
 def test_a_reload_replaces_the_one_before_and_is_supervised_too(place: Place) -> None:
     old = place.start()
     until(lambda: place.pid_told() == old.pid)

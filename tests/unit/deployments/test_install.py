@@ -1,4 +1,4 @@
-"""`.ci/install.py` hands pip's settings to uv."""
+"""`make setup` hands the settings of pip to uv."""
 
 from __future__ import annotations
 

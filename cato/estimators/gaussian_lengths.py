@@ -14,10 +14,9 @@ from scipy.special import log_ndtr, ndtri_exp
 from cato.core.ids import TaskName
 from cato.estimators.length_bound import (
     GRID_POINTS,
+    ByLevels,
     LengthFeatures,
     LengthRecord,
-    grid_levels,
-    one_level,
     row_of,
     tallied,
 )
@@ -25,7 +24,7 @@ from cato.estimators.survival import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GaussianLengths:
+class GaussianLengths(ByLevels):
     """A normal distribution per task, as SLO-SA assumes; the last row covers all tasks.
 
     Kept for comparison: lengths of code are skewed, so its upper quantiles are wrong.
@@ -44,13 +43,6 @@ class GaussianLengths:
         mean = counts @ support / total
         variance = np.maximum(0.0, counts @ support**2 / total - mean**2)
         return cls(tasks, mean, np.sqrt(variance), points)
-
-    def quantile(self, features: LengthFeatures, q: float, generated_tokens: int = 0) -> float:
-        return float(self._quantiles(features, one_level(q), generated_tokens)[0])
-
-    def grid(self, features: LengthFeatures, generated_tokens: int = 0) -> tuple[float, ...]:
-        levels = grid_levels(self.points)
-        return tuple(self._quantiles(features, levels, generated_tokens).tolist())
 
     def _quantiles(self, features: LengthFeatures, levels: Floats, generated_tokens: int) -> Floats:
         row = row_of(self.tasks, features.task)

@@ -54,8 +54,25 @@ class LengthModel(Protocol):
         ...
 
 
+class ByLevels:
+    """A `LengthModel` by its quantiles at any levels."""
+
+    __slots__ = ()
+    points: int
+
+    def quantile(self, features: LengthFeatures, q: float, generated_tokens: int = 0) -> float:
+        return float(self._quantiles(features, one_level(q), generated_tokens)[0])
+
+    def grid(self, features: LengthFeatures, generated_tokens: int = 0) -> tuple[float, ...]:
+        levels = grid_levels(self.points)
+        return tuple(self._quantiles(features, levels, generated_tokens).tolist())
+
+    def _quantiles(self, features: LengthFeatures, levels: Floats, generated_tokens: int) -> Floats:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class MarginalLengths:
+class MarginalLengths(ByLevels):
     """Past lengths of each task, regardless of the prompt; those of all tasks for an unknown one.
 
     The baseline that any prompt-based model must beat. `counts[i]` belongs to `tasks[i]`, the last
@@ -72,13 +89,6 @@ class MarginalLengths:
         """Raise `InputError` without records or with lengths below 1."""
         tasks, support, counts = tallied(records)
         return cls(tasks, support, counts, points)
-
-    def quantile(self, features: LengthFeatures, q: float, generated_tokens: int = 0) -> float:
-        return float(self._quantiles(features, one_level(q), generated_tokens)[0])
-
-    def grid(self, features: LengthFeatures, generated_tokens: int = 0) -> tuple[float, ...]:
-        levels = grid_levels(self.points)
-        return tuple(self._quantiles(features, levels, generated_tokens).tolist())
 
     def _quantiles(self, features: LengthFeatures, levels: Floats, generated_tokens: int) -> Floats:
         counts = self.counts[row_of(self.tasks, features.task)]

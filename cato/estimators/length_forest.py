@@ -12,6 +12,7 @@ from cato.core.errors import InputError
 from cato.core.ids import TaskName
 from cato.estimators.length_bound import (
     GRID_POINTS,
+    ByLevels,
     LengthFeatures,
     LengthRecord,
     grid_levels,
@@ -170,7 +171,7 @@ class ForestLengths:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CompiledForest:
+class CompiledForest(ByLevels):
     """A quantile forest as arrays: microseconds per prediction.
 
     Each tree contributes its leaf's distribution with equal weight (Meinshausen 2006, equation
@@ -196,9 +197,6 @@ class CompiledForest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_levels", grid_levels(self.points))
-
-    def quantile(self, features: LengthFeatures, q: float, generated_tokens: int = 0) -> float:
-        return float(self._quantiles(features, one_level(q), generated_tokens)[0])
 
     def grid(self, features: LengthFeatures, generated_tokens: int = 0) -> tuple[float, ...]:
         return tuple(self._quantiles(features, self._levels, generated_tokens).tolist())

@@ -93,6 +93,7 @@ def build_engines(args: EnginesArgs) -> Application:
             )
     for shared in topology.shared_pools:
         for spec in shared.deployments:
+            # A slot loads what it is ordered to; it has these so that their change restarts it.
             models = tuple(h.model.of_engine for h in shared.models if h.fits(spec))
             engines[spec.name] = bound(
                 _replicas_of(spec, _led_by_cato(spec)),

@@ -19,6 +19,7 @@ from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import IngressSpec, Topology
 from cato.core.words import did_you_mean
+from cato.profiles.load import profile_if_valid
 
 ENGINES_APP = "engines"
 INGRESS_APP = "cato"
@@ -62,7 +63,8 @@ def deploy_file_of(path: Path, raw: object, name: str | None = None) -> DeployFi
     ingress = _args(apps, INGRESS_APP, IngressArgs, file, problems)
     if engines is None or ingress is None:
         raise ConfigError(tuple(problems))
-    topology = engines.to_topology()
+    profiles = resolve(engines.profiles)
+    topology = engines.to_topology(lambda name: profile_if_valid(profiles, name))
     problems += _override_problems(apps, topology, file)
     if problems:
         raise ConfigError(tuple(problems))

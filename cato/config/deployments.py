@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from cato.config.engines import EngineArgs, engine_problems
+from cato.config.engines import EngineArgs, ProfileOf, engine_problems
 from cato.config.fields import NonEmpty, StrictModel
 from cato.config.problems import errors_of
 from cato.core.ids import DeploymentName
@@ -124,12 +124,13 @@ class DeploymentArgs(ShapeArgs):
             raise errors_of("engine", found)
         return engine
 
-    def to_spec(self, name: str) -> DeploymentSpec:
+    def to_spec(self, name: str, profile_of: ProfileOf) -> DeploymentSpec:
         low, initial, high = self.replicas.bounds
+        known = profile_of(self.profile) if self.profile is not None else None
         return self.made(
             DeploymentSpec,
             name=DeploymentName(name),
-            engine=self.engine.to_spec(self.accelerator, self.profile),
+            engine=self.engine.to_spec(self.accelerator, self.profile, known),
             cards=self.cards or 0,
             min_replicas=low,
             initial_replicas=initial,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -9,7 +10,17 @@ from pydantic import Field, ValidationInfo, field_validator
 from cato.config.fields import ByteSize, Duration, NonEmpty, StrictModel, Word
 from cato.config.problems import Found
 from cato.core.pool.prefill import MOST_S
+from cato.core.profile import Profile
 from cato.core.topology import EngineSpec, flags_set
+
+ProfileOf = Callable[[str], Profile | None]
+"""Gives the profile of a name; None where it is not known."""
+
+
+def no_profile(name: str) -> Profile | None:
+    """No profile is known."""
+    return None
+
 
 _OWN_FLAGS = (
     "--model",
@@ -41,7 +52,8 @@ class EngineArgs(StrictModel):
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in one engine step; fewer stall running streams less."""
     long_prefill_token_threshold: int | None = Field(default=None, ge=0)
-    """Most tokens of one prompt in a step shared with other calls; 0: no limit."""
+    """Most tokens of one prompt in a step shared with other calls; 0: no limit. Default: 256 on GPU
+    and NPU, less where the profile says that so many take longer than 40 ms; none on CPU."""
     scheduler: Literal["due-date"] | None = None
     """Scheduler inside the engine: `due-date` orders prompts by due date and bounds their time in
     each step. Default: vLLM's own."""
@@ -96,8 +108,12 @@ class EngineArgs(StrictModel):
             raise ValueError(f"CATO sets {flag} itself")
         return value
 
-    def to_spec(self, accelerator: str, profile: str | None) -> EngineSpec:
-        return self.made(EngineSpec, profile=self.profile or profile).on(accelerator)
+    def to_spec(
+        self, accelerator: str, profile: str | None, known: Profile | None = None
+    ) -> EngineSpec:
+        """`profile`: that of its deployment; `known`: its content."""
+        spec = self.made(EngineSpec, profile=self.profile or profile)
+        return spec.on(accelerator, known)
 
 
 def engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:

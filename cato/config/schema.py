@@ -21,6 +21,7 @@ from pydantic import (
 
 from cato.config.access import PricesArgs, SignInArgs
 from cato.config.checkers import CheckerArgs
+from cato.config.engines import ProfileOf, no_profile
 from cato.config.fields import ByteSize, Duration, Name, NonEmpty, PublicName, StrictModel
 from cato.config.names import name_problems
 from cato.config.pools import ModelArgs, PoolArgs
@@ -84,12 +85,13 @@ class EnginesArgs(StrictModel):
             raise errors_of("engines", found)
         return args
 
-    def to_topology(self) -> Topology:
+    def to_topology(self, profile_of: ProfileOf = no_profile) -> Topology:
+        """`profile_of` gives a named profile, from which engines take defaults."""
         pools = (
             PoolSpec(
                 name=PoolName(name),
                 model=self.models[pool.model].to_spec(pool.model),
-                deployments=tuple(d.to_spec(n) for n, d in pool.deployments.items()),
+                deployments=tuple(d.to_spec(n, profile_of) for n, d in pool.deployments.items()),
                 policies=pool.policies.made(PoolPolicies),
                 scaling=pool.scaling.made(PoolScaling),
                 router_shards=pool.router_shards,
@@ -97,7 +99,9 @@ class EnginesArgs(StrictModel):
             )
             for name, pool in self.pools.items()
         )
-        shared = tuple(p.to_spec(name, self.models) for name, p in self.shared_pools.items())
+        shared = tuple(
+            p.to_spec(name, self.models, profile_of) for name, p in self.shared_pools.items()
+        )
         kept = Kept(self.receipts_per_s, self.usage_days, self.audit_days)
         return Topology(tuple(pools), self.profiles, self.event_log, self.store, shared, kept)
 

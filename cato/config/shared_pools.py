@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from cato.config.deployments import ShapeArgs
-from cato.config.engines import EngineArgs, engine_problems
+from cato.config.engines import EngineArgs, ProfileOf, engine_problems
 from cato.config.fields import ByteSize, Duration, Name, NonEmpty, PublicName, StrictModel
 from cato.config.pools import ModelArgs
 from cato.config.problems import Found, errors_of, known_name
 from cato.core.ids import DeploymentName, PoolName
+from cato.core.profile import Profile
 from cato.core.topology import (
     DeploymentSpec,
     HostedModel,
     HostedOn,
     SharedPoolPolicies,
     SharedPoolSpec,
+    card_prompt_tokens,
     slots_name,
 )
 from cato.core.words import did_you_mean
@@ -115,11 +117,13 @@ class SlotsArgs(ShapeArgs):
             raise errors_of("engine", found)
         return engine
 
-    def to_spec(self, name: str) -> DeploymentSpec:
+    def to_spec(self, name: str, profiles: Iterable[Profile]) -> DeploymentSpec:
+        """`profiles`: the known ones of the models here, which have one engine's settings."""
+        slowest = min(profiles, key=card_prompt_tokens, default=None)
         return self.made(
             DeploymentSpec,
             name=DeploymentName(name),
-            engine=self.engine.to_spec(self.accelerator, None),
+            engine=self.engine.to_spec(self.accelerator, None, slowest),
             cards=self.cards or 0,
             min_replicas=self.count,
             initial_replicas=self.count,
@@ -162,7 +166,9 @@ class SharedPoolArgs(StrictModel):
             raise errors_of("deployments", found)
         return deployments
 
-    def to_spec(self, name: str, models: Mapping[str, ModelArgs]) -> SharedPoolSpec:
+    def to_spec(
+        self, name: str, models: Mapping[str, ModelArgs], profile_of: ProfileOf
+    ) -> SharedPoolSpec:
         shapes = self.deployments if self.slots is None else {slots_name(name): self.slots}
         return SharedPoolSpec(
             name=PoolName(name),
@@ -178,9 +184,20 @@ class SharedPoolArgs(StrictModel):
                 )
                 for m, h in self.models.items()
             ),
-            deployments=tuple(shape.to_spec(d) for d, shape in shapes.items()),
+            deployments=tuple(
+                shape.to_spec(d, self._profiles_on(shape, profile_of))
+                for d, shape in shapes.items()
+            ),
             policies=self.policies.made(SharedPoolPolicies),
         )
+
+    def _profiles_on(self, shape: SlotsArgs, profile_of: ProfileOf) -> Iterator[Profile]:
+        for name, hosted in self.models.items():
+            there = shape.models.get(name)
+            named = (there and there.profile) or hosted.profile
+            known = profile_of(named) if named is not None else None
+            if known is not None:
+                yield known
 
 
 def _shape_problems(shapes: Mapping[str, SlotsArgs], info: ValidationInfo) -> Found:

@@ -146,7 +146,26 @@ CARD_STEP_TOKENS = 2048
 CARD_PROMPT_TOKENS = 256
 """Step budget of a vLLM engine on a GPU or NPU, and one prompt's limit in it beside other calls:
 short prompts then pass long ones (median TTFT 2 s without the cap, 0.1 s with it), and running
-streams are as steady as with a budget of 256 tokens."""
+streams are as steady as with a budget of 256 tokens. Less than that on slow accelerators, see
+`card_prompt_tokens`."""
+
+CARD_PIECE_S, LEAST_CARD_PROMPT_TOKENS = 0.040, 64
+
+
+def card_prompt_tokens(profile: Profile | None = None, window_tokens: int | None = None) -> int:
+    """One prompt's limit in a step on a GPU or NPU with this profile (None: not measured).
+
+    `CARD_PROMPT_TOKENS`, halved until so many tokens in the middle of the context window (None: the
+    profile's) take at most `CARD_PIECE_S`: running streams wait that long for a long prompt.
+    """
+    tokens = CARD_PROMPT_TOKENS
+    if profile is None:
+        return tokens
+    window = min(profile.context_tokens, window_tokens or profile.context_tokens)
+    token_s = profile.prompt_token_s + profile.prefill_per_attended_token_s * window / 2
+    while tokens > LEAST_CARD_PROMPT_TOKENS and tokens * token_s > CARD_PIECE_S:
+        tokens //= 2
+    return tokens
 
 
 OFFLOADING_FLAGS = ("--kv-offloading-size", "--kv-transfer-config")
@@ -223,8 +242,9 @@ class EngineSpec:
         """Whether its answers come without a model."""
         return self.kind != "vllm"
 
-    def on(self, accelerator: str) -> EngineSpec:
-        """With CATO's defaults for vLLM on `cpu`, `gpu` or `npu` where nothing is set."""
+    def on(self, accelerator: str, profile: Profile | None = None) -> EngineSpec:
+        """With CATO's defaults for vLLM on `cpu`, `gpu` or `npu`, with the model's profile there,
+        where nothing is set."""
         if self.is_simulated:
             return self
         is_cpu = accelerator == "cpu"
@@ -234,7 +254,8 @@ class EngineSpec:
         if step is None:  # vLLM requires at least as many tokens as batch slots
             step = max(CPU_STEP_TOKENS if is_small else CARD_STEP_TOKENS, self.max_num_seqs)
         if prompt is None:
-            prompt = 0 if is_small else min(CARD_PROMPT_TOKENS, self.max_model_len or step)
+            limit = card_prompt_tokens(None if is_cpu else profile, self.max_model_len)
+            prompt = 0 if is_small else min(limit, self.max_model_len or step)
         return replace(
             self,
             max_num_batched_tokens=step,

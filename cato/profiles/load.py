@@ -50,6 +50,14 @@ def load_profile(path: Path) -> Profile:
     return load_profile_file(path).to_profile()
 
 
+def profile_if_valid(folder: Path, name: str) -> Profile | None:
+    """The named profile of a folder; None where its file is missing or has problems."""
+    try:
+        return load_profile(folder / f"{name}.yaml")
+    except ConfigError:
+        return None
+
+
 def load_profiles(folder: Path) -> dict[str, Profile]:
     """All profiles of a folder by name; raise `ConfigError` with the problems of all files."""
     if not folder.is_dir():

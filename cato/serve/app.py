@@ -76,8 +76,8 @@ PINNED = RequestRouterConfig(request_router_class="cato.control.ray_private:Pinn
 def build_engines(args: EnginesArgs) -> Application:
     """The `engines` application: one deployment per resource shape, under the control plane."""
     check_ray_version()
-    topology = args.to_topology()
-    profiles = load_profiles(resolve(topology.profiles_dir))
+    profiles = load_profiles(resolve(args.profiles))
+    topology = args.to_topology(profiles.get)
     check_profiles(topology, profiles)
     engines = {}
     for pool in topology.pools:

@@ -16,6 +16,7 @@ from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+from cato.core.topology import EngineSpec
 from cato.lab.registry import experiment
 from cato.lab.studies import agent_fleet, agents, agents_search
 from cato.lab.study import as_experiment
@@ -357,6 +358,17 @@ def test_a_session_that_moves_fetches_its_blocks(tmp_path: Path) -> None:
         return sum(t.outcome.cached_tokens for t in turns) / tokens
 
     assert hit_rate(fetched) > 0.8 > hit_rate(plain) + 0.1
+
+
+def test_limits_are_those_that_a_deployment_with_the_profile_gets() -> None:
+    engine = EngineSpec("vllm")
+    for name in agent_fleet.LIMITED_CARDS:
+        profile = agent_fleet.card_profile(name)
+        fleet = agent_fleet.cell_of(name, profile, 1.0, None, engine=agent_fleet.LIMITS).fleet
+        started = engine.on("gpu", profile)
+        assert fleet.chunk_tokens == started.max_num_batched_tokens
+        assert fleet.prompt_cap_tokens == started.long_prefill_token_threshold
+        assert fleet.prompt_cap_tokens == (256 if name.startswith("large") else 128)
 
 
 def test_other_engines_have_the_goals_of_the_users_of_sticky_routing_on_stock_ones() -> None:

@@ -23,7 +23,7 @@ from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
 from cato.core.pool.prefill import MOST_S
 from cato.core.profile import Profile
-from cato.core.topology import CARD_PROMPT_TOKENS, CARD_STEP_TOKENS
+from cato.core.topology import CARD_STEP_TOKENS, card_prompt_tokens
 from cato.lab.study import NO_POLICIES, Cell
 from cato.profiles.load import load_profile
 from cato.sim.experiment import Options
@@ -38,18 +38,19 @@ POOL = PoolName("agents")
 @dataclass(frozen=True, slots=True)
 class Engine:
     """How an engine computes prompts: tokens per step, the most of them for one prompt beside
-    others (0: all), and the time for prompts per step by due date (0: by arrival).
+    others (0: all; None: as many as CATO chooses by the profile), and the time for prompts per step
+    by due date (0: by arrival).
     """
 
     chunk_tokens: int
-    prompt_cap_tokens: int = 0
+    prompt_cap_tokens: int | None = 0
     prefill_step_s: float = 0.0
 
 
 # vLLM's token budget of a step on a large GPU; what CATO starts vLLM with on a GPU; and
 # `scheduler: due-date`.
 STOCK = Engine(8192)
-LIMITS = Engine(CARD_STEP_TOKENS, CARD_PROMPT_TOKENS)
+LIMITS = Engine(CARD_STEP_TOKENS, None)
 BY_DUE_DATE = Engine(CARD_STEP_TOKENS, prefill_step_s=MOST_S)
 
 
@@ -150,13 +151,16 @@ def cell_of(
     engine: Engine = STOCK,
 ) -> Cell:
     """This many users per accelerator. Without a trace it cannot be measured."""
+    prompt_cap_tokens = engine.prompt_cap_tokens
+    if prompt_cap_tokens is None:
+        prompt_cap_tokens = card_prompt_tokens(profile)
     fleet = PoolSetup(
         POOL,
         (profile,) * REPLICAS,
         NO_POLICIES,
         chunk_tokens=engine.chunk_tokens,
         cache_block_tokens=BLOCK_TOKENS,
-        prompt_cap_tokens=engine.prompt_cap_tokens,
+        prompt_cap_tokens=prompt_cap_tokens,
         prefill_step_s=engine.prefill_step_s,
         host_memory=has_host_memory,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cato.config.problems import validate
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.core.errors import ConfigError
 from cato.core.ids import DeploymentName
+from cato.core.profile import UNMEASURED
 from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
     CARD_PROMPT_TOKENS,
@@ -136,6 +138,33 @@ def test_steps_of_vllm_suit_the_accelerator_unless_the_file_says_otherwise() -> 
     assert steps("gpu", **chosen) == (8192, 0)
     simulated = the_deployment().engine
     assert simulated.max_num_batched_tokens is None
+
+
+def test_slow_accelerators_get_less_of_one_prompt_in_a_step() -> None:
+    slow = replace(UNMEASURED, prefill_per_batch_token_s=1.0e-4, context_tokens=65_536)
+    profiles = {
+        "fast": replace(UNMEASURED, prefill_per_batch_token_s=1.0e-5),
+        "slow": slow,
+        "long": replace(slow, prefill_per_attended_token_s=3.0e-9),
+        "slower": replace(slow, prefill_per_batch_token_s=1.0),
+    }
+
+    def of_prompt(accelerator: str, profile: str | None, **engine: object) -> int | None:
+        deployment = a_deployment(
+            accelerator=accelerator, profile=profile, engine={"kind": "vllm", **engine}
+        )
+        data = some_args(pools={"main": a_pool(**{"coder-cpu": deployment})})
+        topology = EnginesArgs.model_validate(data).to_topology(profiles.get)
+        return topology.pools[0].deployments[0].engine.long_prefill_token_threshold
+
+    unknown = [of_prompt("gpu", name) for name in (None, "missing", "fast")]
+    assert unknown == [CARD_PROMPT_TOKENS] * 3
+    # 256 tokens take 26 ms, and 25 more in the middle of 65,536 tokens, but 6 of 16,384.
+    assert [of_prompt("npu", name) for name in ("slow", "long")] == [256, 128]
+    assert of_prompt("gpu", "long", max_model_len=16_384) == 256
+    assert of_prompt("gpu", "slower") == 64
+    assert of_prompt("gpu", "slower", long_prefill_token_threshold=512) == 512
+    assert of_prompt("cpu", "slower") == 0
 
 
 def test_an_engine_with_a_cap_for_prompts_or_with_due_dates_mixes_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cato.config.schema import EnginesArgs
 from cato.core.errors import ConfigError
 from cato.core.ids import PoolName
 from cato.core.profile import UNMEASURED
+from cato.core.topology import CARD_PROMPT_TOKENS
 from cato.profiles.load import check_profiles
 
 SIMULATED = {"kind": "simulated", "max_num_seqs": 4}
@@ -162,6 +164,15 @@ def test_deployments_are_slots_of_several_shapes_with_times_and_memory_of_their_
     assert (slow.profile, slow.load_s, slow.reload_s) == ("q", 20.0, 2.0)
     assert [d.name for d in pool.where_fits(java)] == ["fast", "slow"]
     assert [d.name for d in pool.where_fits(go)] == ["fast"]
+
+
+def test_slots_get_as_much_of_a_prompt_in_a_step_as_the_slowest_of_their_models() -> None:
+    profiles = {"p": UNMEASURED, "q": replace(UNMEASURED, prefill_per_token_s=1e-4)}
+    of_gpu = {"accelerator": "gpu", "engine": {"kind": "vllm"}}
+    shapes = {name: {**shape, **of_gpu} for name, shape in SHAPES.items()}
+    (pool,) = validate(EnginesArgs, shaped(**shapes), "file").to_topology(profiles.get).shared_pools
+    caps = [d.engine.long_prefill_token_threshold for d in pool.deployments]
+    assert caps == [CARD_PROMPT_TOKENS, CARD_PROMPT_TOKENS // 2]
 
 
 def test_a_shared_pool_has_slots_or_deployments() -> None:

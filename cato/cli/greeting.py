@@ -18,23 +18,23 @@ console = Console(soft_wrap=True)
 
 
 def greet(url: str, deploy: DeployFile, log_path: Path) -> None:
-    try:
-        tasks = [t["name"] for t in httpx.get(f"{url}/v1/tasks", timeout=10).json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError):
-        tasks = []
+    tasks, refusal = _tasks(url)
     console.print(f"\nCATO is ready at [bold]{url}[/bold]  ({deploy.path.name})")
     if tasks:
         console.print(f"tasks: {', '.join(tasks)}", highlight=False)
     console.print(f"status page: {url}/ui   API: {url}/docs", highlight=False)
     for line in steps_of_engines(deploy.topology):
         console.print(line, markup=False, highlight=False)
-    for note in _notes(url):
+    for note in (*_notes(url), *refusal):
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     console.print("\nTry, in another terminal:\n", highlight=False)
     code = "def read(path):\n    with open(path) as file:\n        return "
     body = json.dumps({"model": "cato-completion", "prompt": code, "suffix": "\n"})
+    headers = "-H 'Content-Type: application/json'"
+    if refusal:
+        headers += ' -H "Authorization: Bearer $CATO_API_KEY"'
     console.print(
-        f"  curl -i {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d '{body}'",
+        f"  curl -i {url}/v1/completions {headers} \\\n    -d '{body}'",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -45,6 +45,17 @@ def greet(url: str, deploy: DeployFile, log_path: Path) -> None:
         highlight=False,
     )
     console.print(f"\nLog: {log_path}   Stop: Ctrl-C", highlight=False)
+
+
+def _tasks(url: str) -> tuple[list[str], list[str]]:
+    """The deployment's tasks; if they are told to nobody without a key, why."""
+    try:
+        answer = httpx.get(f"{url}/v1/tasks", timeout=10)
+        if answer.status_code in (401, 403):
+            return [], [str(answer.json()["error"]["message"])]
+        return [t["name"] for t in answer.json()["data"]], []
+    except (httpx.HTTPError, ValueError, KeyError):
+        return [], []
 
 
 def _own_command() -> str:

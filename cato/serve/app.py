@@ -178,7 +178,12 @@ class Ingress:
         self._pools = RayPools(_calls(workflows))
         self._is_private = is_loopback(await asyncio.to_thread(http_host))
         sign_in = None if spec.sign_in is None else SignIn(spec.sign_in)
-        self._access = AccessControl(KeyRule(spec.keys), share=1 / spec.replicas, sign_in=sign_in)
+        self._access = AccessControl(
+            KeyRule(spec.keys),
+            share=1 / spec.replicas,
+            sign_in=sign_in,
+            is_private=self._is_private,
+        )
         records = RayRecords(self._pools, _nodes(workflows), self._access)
         indexes = {
             name: await asyncio.to_thread(_index, name, folder)

@@ -29,6 +29,10 @@ NO_KEYS = (
     "no API key is configured: only clients on this machine are served; `cato keys create` creates "
     "the first key"
 )
+NOBODY = (
+    "no API key is configured and the server listens beyond its own machine, so nobody is served; "
+    "`cato keys create` creates the first key"
+)
 
 LOST_KEYS = (
     "the deployment had API keys but its store has none: all requests are refused; restore the "
@@ -53,7 +57,8 @@ class AccessControl:
     """The keys known to one ingress replica, and its share of the tenants' limits.
 
     `share` is its fraction of all requests. `clock` gives seconds since the epoch. With `sign_in`,
-    OIDC tokens are accepted and every request needs a token or a key.
+    OIDC tokens are accepted and every request needs a token or a key. `is_private`: it listens on
+    this machine's loopback only.
     """
 
     def __init__(
@@ -63,11 +68,13 @@ class AccessControl:
         share: float = 1.0,
         clock: Callable[[], float] = time.time,
         sign_in: SignIn | None = None,
+        is_private: bool = True,
     ) -> None:
         if sign_in is not None and rule is KeyRule.AUTO:
             rule = KeyRule.REQUIRED
         self.sign_in = sign_in
         self._rule = rule
+        self._no_keys = NO_KEYS if is_private else NOBODY
         self._share = share
         self._clock = clock
         self._is_known = False
@@ -83,14 +90,17 @@ class AccessControl:
         """Take all keys of the store; None: the store has never been readable."""
         if access is None:
             if not self._is_known:
-                log.warning("the API keys cannot be read; %s", NO_KEYS)
+                log.warning("the API keys cannot be read; %s", self._no_keys)
             self._is_known = True
             return
         # The store and its key history may be lost while the ingress lives: remember what it said.
         was_keyed = self._needs_key and access.history is not KeyHistory.OPENED
         needs_key = access.needs_key or was_keyed
         if not access.keys and (self._keys or not self._is_known) and self._rule is KeyRule.AUTO:
-            log.log(*((logging.ERROR, LOST_KEYS) if needs_key else (logging.WARNING, NO_KEYS)))
+            if needs_key:
+                log.error(LOST_KEYS)
+            else:
+                log.warning(self._no_keys)
         self._is_known, self._needs_key = True, needs_key
         self._keys = {key.id: key for key in access.keys}
         self._spent, self._spent_in = dict(access.spent_tokens), access.month
@@ -147,7 +157,8 @@ class AccessControl:
             raise AccessError(
                 403, "loopback_only",
                 "No API key is configured, so only clients on the server's own machine are "
-                "served; its operator can create a key with `cato keys create`.",
+                "served, and nobody if it listens beyond that machine; its operator can create a "
+                "key with `cato keys create`.",
             )  # fmt: skip
         return self._as_caller(self._key_of(credentials))
 

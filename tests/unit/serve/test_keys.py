@@ -143,6 +143,8 @@ async def test_without_a_key_this_machine_alone_is_served_and_the_log_says_so(
         assert answer.json()["error"]["code"] == "loopback_only"
         assert "cato keys create" in answer.json()["error"]["message"]
     assert "cato keys create" in caplog.text
+    AccessControl(is_private=False).learn(None)
+    assert "so nobody is served" in caplog.text
 
 
 def test_an_address_of_another_machine_is_not_our_own() -> None:

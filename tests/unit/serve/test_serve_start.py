@@ -19,6 +19,7 @@ from test_keys import foreign
 from typer.testing import CliRunner
 
 from cato.cli import app as cli
+from cato.cli import greeting
 from cato.cli import serve as serve_command
 from cato.cli.greeting import steps_of_engines
 from cato.config.deploy_file import load_deploy_file
@@ -93,6 +94,25 @@ def test_the_steps_of_real_engines_are_told() -> None:
     ]
     assert told("local-cpu.yaml") == ["demo-cpu: steps of 256 tokens"]
     assert told("simulated.yaml") == []
+
+
+def test_who_needs_a_key_is_told_so_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = httpx.Response(403, json={"error": {"message": "No API key is configured"}})
+    tasks = httpx.Response(200, json={"data": [{"name": "code-completion"}]})
+    deploy = load_deploy_file(ROOT / "deployments" / "simulated.yaml")
+
+    def told(answer: httpx.Response) -> str:
+        monkeypatch.setattr(httpx, "get", lambda url, **_: answer)
+        with greeting.console.capture() as said:
+            greeting.greet("http://127.0.0.1:8000", deploy, Path("serve.log"))
+        return said.get()
+
+    without = told(refused)
+    assert "note: No API key is configured" in without
+    assert '-H "Authorization: Bearer $CATO_API_KEY"' in without
+    with_tasks = told(tasks)
+    assert "tasks: code-completion" in with_tasks
+    assert "Bearer" not in with_tasks
 
 
 def problems(path: Path) -> list[str]:

@@ -25,6 +25,7 @@ from cato.cli.greeting import greet
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.lines import with_lines
 from cato.config.places import run_dir
+from cato.config.serve_options import HttpArgs
 from cato.core.errors import ConfigError
 from cato.serve import haproxy, served
 from cato.serve.draining import drain as drained
@@ -109,11 +110,13 @@ def serve(
         options = {**options, "port": port}
         path = run_dir() / f"deployment-{port}.yaml"
         path.write_text(yaml.safe_dump({**deploy.raw, "http_options": options}), encoding="utf-8")
-    url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
+    http = HttpArgs.model_validate(options)
+    url = http.url
     _check_free(url)
     mark = new_mark()
     address = os.environ.get("RAY_ADDRESS") or OWN_RAY
     env = GIVE_UP | QUIET | CALM | EAGER | os.environ | {MARK_VARIABLE: mark}
+    env |= {haproxy.HOST_VARIABLE: http.host}
     if transport:
         # HAProxy would use the default fallback port, which another Serve on this host may hold.
         fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}
@@ -290,7 +293,8 @@ def _check_free(url: str) -> None:
 
 def _is_bound(host: str, port: int) -> bool:
     """Whether another socket has the port; raise OSError where this process may not listen."""
-    with socket.socket() as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))

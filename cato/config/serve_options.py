@@ -6,14 +6,17 @@ deployments of an application, and Serve finds a wrong name or `user_config` onl
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from ipaddress import IPv6Address
 from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
 from cato.config.control import control_problems
-from cato.config.fields import StrictModel, matching
+from cato.config.fields import StrictModel
 from cato.config.problems import shown, validate
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import Topology
@@ -21,12 +24,17 @@ from cato.core.words import did_you_mean
 
 CONTROL_PLANE = "control-plane"
 INGRESS = "ingress"
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
-def _is_no_ipv6(host: str) -> str:
-    # No test runs Serve 2.60 and its HAProxy with an IPv6 address.
-    if host.startswith("[") or host.count(":") > 1:
-        raise ValueError("IPv6 addresses are not supported; 0.0.0.0 listens on all IPv4 addresses")
+def _checked_host(host: str) -> str:
+    is_ipv6 = False
+    if ":" in host and "%" not in host:
+        with contextlib.suppress(ValueError):
+            is_ipv6 = bool(IPv6Address(host))
+    if not is_ipv6 and not _HOST.fullmatch(host):
+        rule = "must be an IP address without brackets, or a host name; `port` is a key of its own"
+        raise ValueError(rule)
     return host
 
 
@@ -35,15 +43,14 @@ class HttpArgs(StrictModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    host: Annotated[
-        str,
-        AfterValidator(_is_no_ipv6),
-        matching(
-            r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}",
-            "must be an IPv4 address or a host name; `port` is a key of its own",
-        ),
-    ] = "127.0.0.1"
+    host: Annotated[str, AfterValidator(_checked_host)] = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
+
+    @property
+    def url(self) -> str:
+        """Where Serve answers. An IPv6 address is in brackets there, and nowhere else."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
 
 def http_problems(raw: Mapping[str, object], file: str) -> tuple[Problem, ...]:

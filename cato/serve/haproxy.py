@@ -11,6 +11,7 @@ Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` n
 - The admin socket is restricted to this user. Serve opens it to all users, and anyone who writes to
   it can redirect requests with their keys. HAProxy's statistics and metrics pages listen on
   loopback; `CATO_HAPROXY_METRICS_HOST` sets another address for the metrics.
+- At `http_options.host: "::"` it listens on IPv6, too (`CATO_HAPROXY_HOST`).
 - `timeout http-request`: HAProxy now waits for bodies, so it drops clients that trickle one in.
 - Until Serve has configured any route, paths are answered with 503 and `Retry-After`, not 404.
 - A dead HAProxy is restarted at once. Serve compares its process id and treats a new one as a
@@ -33,6 +34,9 @@ from cato.serve.haproxy_supervisor import Supervisor, own_socket
 
 METRICS_HOST_VARIABLE = "CATO_HAPROXY_METRICS_HOST"
 """The address where Prometheus scrapes HAProxy; `0.0.0.0` for all interfaces."""
+
+HOST_VARIABLE = "CATO_HAPROXY_HOST"
+"""`::` where `http_options.host` is that: Serve takes it for 0.0.0.0, all IPv4 addresses."""
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
@@ -74,6 +78,7 @@ _NO_ROUTES = (
 _SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
 _SOCKET_MODE = re.compile(r"(?m)^(\s*stats socket .*\bmode )666\b")
 _METRICS_BIND = re.compile(r"(?m)^(frontend prometheus\n\s+bind )\S*:")
+_FRONTEND_BIND = re.compile(r"(?m)^(frontend http_frontend\n\s+bind )\*(:\d+)")
 _STATISTICS_BIND = re.compile(r"(?m)^(listen stats\n\s+bind )\S*:")
 
 
@@ -90,6 +95,8 @@ def configured(config: str) -> str:
     if _DEFAULTS not in config:
         raise ValueError("no section `defaults`")
     config = closed(config).replace(_DEFAULTS, _DEFAULTS + _ADDED, 1)
+    if os.environ.get(HOST_VARIABLE) == "::":
+        config = _FRONTEND_BIND.sub(r"\1::\2 v4v6", config)
     if not _ROUTE.search(config):
         config = _UNKNOWN.sub(_NO_ROUTES, config)
     return _SOCKET.sub(lambda found: found[1] + own_socket(found[2]), config)

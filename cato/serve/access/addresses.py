@@ -8,16 +8,25 @@ from functools import lru_cache
 from socket import AddressFamily
 
 
+def plain(address: str) -> str:
+    """An IPv4 address as such, also where a socket for both kinds calls it `::ffff:10.0.0.1`."""
+    if not address.startswith("::"):
+        return address
+    try:
+        mapped = ipaddress.IPv6Address(address).ipv4_mapped
+    except ValueError:
+        return address
+    return address if mapped is None else str(mapped)
+
+
 def is_loopback(address: str) -> bool:
     """Whether `address` can be reached only from this machine."""
     if address == "localhost":
         return True
     try:
-        ip = ipaddress.ip_address(address.strip().strip("[]"))
+        return ipaddress.ip_address(plain(address.strip().strip("[]"))).is_loopback
     except ValueError:
         return False
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return (mapped or ip).is_loopback
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from starlette.datastructures import Headers
 
-from cato.serve.access.addresses import is_own
+from cato.serve.access.addresses import is_own, plain
 
 _FOR = re.compile(r'(?i)(?:^|[;,])\s*for\s*=\s*("[^"]*"|[^;,\s]*)')
 # More hops than any real chain of proxies; the rest of a header is forged.
@@ -34,7 +34,7 @@ class Proxies:
 
     def client(self, peer: str, headers: Headers) -> str:
         """The address of the client behind the connection from `peer`."""
-        found, before = peer, list(named(headers))
+        found, before = plain(peer), list(named(headers))
         while before and self._believes(found):
             found = before.pop()
         return found
@@ -58,7 +58,7 @@ def named(headers: Headers) -> tuple[str, ...]:
     forwarded = _FOR.findall(",".join(headers.getlist("forwarded")))
     real = headers.getlist("x-real-ip")
     listed = ",".join(headers.getlist("x-forwarded-for")).split(",")
-    hops = (_bare(hop) for hop in (*(forwarded or real), *listed))
+    hops = (plain(_bare(hop)) for hop in (*(forwarded or real), *listed))
     return tuple(hop for hop in hops if hop)[-MAX_HOPS:]
 
 

@@ -463,8 +463,9 @@ def test_a_misspelt_application_is_named(tmp_path: Path) -> None:
         ({"port": -1}, "http_options.port", "must be at least 1"),
         ({"port": 99_999}, "http_options.port", "must be at most 65535"),
         ({"host": [1]}, "http_options.host", "must be text"),
-        ({"host": "::"}, "http_options.host", "IPv6 addresses are not supported"),
-        ({"host": "[::1]"}, "http_options.host", "IPv6 addresses are not supported"),
+        ({"host": "[::1]"}, "http_options.host", "must be an IP address without brackets"),
+        ({"host": "fe80::1%eth0"}, "http_options.host", "must be an IP address"),
+        ({"host": "::1::"}, "http_options.host", "must be an IP address"),
         ({"host": "a:80"}, "http_options.host", "`port` is a key of its own"),
         ("foo", "http_options", "must be a mapping"),
     ],
@@ -480,7 +481,7 @@ def test_a_wrong_address_is_told_before_serve_starts(
 
 
 def test_other_options_of_serve_and_other_hosts_are_left_to_it(tmp_path: Path) -> None:
-    for host in ("0.0.0.0", "127.0.0.1", "localhost", "gpu-1.example"):
+    for host in ("0.0.0.0", "127.0.0.1", "localhost", "gpu-1.example", "::", "2001:db8::1"):
         options = {"host": host, "port": 65_535, "root_path": "/x"}
         load_deploy_file(write(tmp_path, {**A_FILE, "http_options": options}))
     load_deploy_file(write(tmp_path, {"applications": A_FILE["applications"]}))

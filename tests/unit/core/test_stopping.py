@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from cato.cli import app as cli
 from cato.cli import serve
 from cato.config.places import RUN_DIR_VARIABLE
+from cato.config.serve_options import HttpArgs
 from cato.serve.draining import Drain, drain, forget
 from cato.serve.ingress.app import create_app
 from cato.serve.keeper import MARK_VARIABLE, STOP_TIMEOUT_S
@@ -133,6 +135,19 @@ def test_an_address_of_another_host_is_not_said_to_be_taken() -> None:
     with pytest.raises(Exit), serve.console.capture() as said:
         serve._check_free("http://192.0.2.1:8000")  # for documentation (RFC 5737)
     assert "Cannot listen at http://192.0.2.1:8000: Cannot assign" in said.get()
+
+
+def test_an_ipv6_address_is_looked_at_as_such() -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with listener:
+        url = HttpArgs(host="::1", port=listener.getsockname()[1]).url
+        with pytest.raises(Exit), serve.console.capture() as said:
+            serve._check_free(url)
+    assert f"Something already answers at {url}" in " ".join(said.get().split())
+    serve._check_free(url)
 
 
 def test_a_second_start_says_what_ends_what_is_left() -> None:

@@ -47,6 +47,8 @@ def rendered() -> str:
         ("config.socket_path", "/tmp/admin.sock"),
         ("config.metrics_port", "9101"),
         ("config.stats_port", "8404"),
+        ("config.frontend_host", "*"),  # what Serve makes of 0.0.0.0 and ::
+        ("config.frontend_port", "8000"),
     ):
         text = text.replace(f"{{{{ {name} }}}}", value)
     return text
@@ -76,6 +78,14 @@ def test_metrics_of_haproxy_are_shown_where_the_operator_says(
     told = haproxy.configured(rendered())
     assert lines_with(":9101", told) == ["bind 0.0.0.0:9101"]
     assert lines_with(":8404", told) == ["bind 127.0.0.1:8404"]
+
+
+def test_ipv6_is_listened_to_where_the_deployment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(haproxy.HOST_VARIABLE, "::")
+    told = haproxy.configured(rendered())
+    assert lines_with(":8000", told) == ["bind :::8000 v4v6"]
+    monkeypatch.setenv(haproxy.HOST_VARIABLE, "0.0.0.0")
+    assert lines_with(":8000", haproxy.configured(rendered())) == ["bind *:8000"]
 
 
 def test_a_path_is_unknown_only_once_routes_are_known() -> None:

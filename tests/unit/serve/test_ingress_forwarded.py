@@ -38,6 +38,8 @@ PROMPT = {"model": "cato-completion", "prompt": "def f("}
         (PROXY, {"x-forwarded-for": f"{ANN}:4711"}, ANN),
         (PROXY, {}, PROXY),
         ("10.1.0.1", {"x-forwarded-for": ANN}, "10.1.0.1"),  # nobody configured it
+        (f"::ffff:{PROXY}", {"x-forwarded-for": f"::ffff:{ANN}"}, ANN),  # at `host: "::"`
+        ("::1", {"x-forwarded-for": "2001:db8::1"}, "2001:db8::1"),
     ],
 )
 def test_the_client_is_who_the_last_believed_proxy_names(

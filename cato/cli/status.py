@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cato.cli.cluster import AUTO, Address, connect
 from cato.cli.control_plane import UnansweredError, ask
+from cato.core.slots import FAILING
 from cato.core.topology import PoolSpec
 
 # For each actor: one that hangs must not hide the others.
@@ -136,8 +137,7 @@ def _shared_pools(pictures: Any) -> list[Table]:
             f"{c.evictions} evictions, {c.failures} failures",
         )  # fmt: skip
         for s in pool.slots:
-            table.add_row(
-                s.slot, s.host[:8], s.deployment, s.state.value, s.model or "", str(s.running)
-            )
+            state = f"{s.state.value}, {FAILING}" if s.is_failing else s.state.value
+            table.add_row(s.slot, s.host[:8], s.deployment, state, s.model or "", str(s.running))
         tables.append(table)
     return tables

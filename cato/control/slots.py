@@ -123,10 +123,20 @@ class Slots:
         return self._slots[slot].report.model if slot in self._slots else None
 
     def pictures(self) -> tuple[SlotPicture, ...]:
-        reports = (s.report for s in self._slots.values())
+        failing = self._state.placement.failing()
         return tuple(
-            SlotPicture(r.slot, r.host, r.deployment, r.state, r.model, len(r.held), r.pid)
-            for r in reports
+            SlotPicture(
+                slot=r.slot,
+                host=r.host,
+                deployment=r.deployment,
+                state=r.state,
+                model=r.model,
+                running=len(r.held),
+                pid=r.pid,
+                is_failing=s.card in failing and r.state is not SlotState.READY,
+            )
+            for s in self._slots.values()
+            for r in (s.report,)
         )
 
     def in_host_memory(self) -> Mapping[HostId, tuple[ModelName, ...]]:

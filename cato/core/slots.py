@@ -78,9 +78,16 @@ class HostedPart:
     template: TemplateFacts | None = None
 
 
+FAILING = "the latest load failed"
+
+
 @dataclass(frozen=True, slots=True)
 class SlotPicture:
-    """A slot, for operators."""
+    """A slot, for operators.
+
+    `is_failing`: the latest load there failed, or its engine died at once; models are loaded there
+    if there is no other place.
+    """
 
     slot: ReplicaId
     host: HostId
@@ -89,6 +96,7 @@ class SlotPicture:
     model: ModelName | None
     running: int
     pid: int | None
+    is_failing: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from operator import attrgetter
 from cato.core.ids import PoolName
 from cato.core.orchestrator import PoolPicture
 from cato.core.residency import Resident
-from cato.core.slots import SharedPoolPicture, SlotPicture
+from cato.core.slots import FAILING, SharedPoolPicture, SlotPicture
 from cato.core.snapshot import ReplicaSnapshot
 from cato.telemetry.decisions import LEFT, LOAD, LOST, Decided, PoolDecisions, slack_now
 from cato.telemetry.recent import Lately, RecentOverview, RunLine, TaskHistory, TenantLine
@@ -238,7 +238,12 @@ def _shared_pool(
 
 def _slot(slot: SlotPicture, resident: Resident | None) -> ReplicaOverview:
     found = ReplicaOverview(
-        slot.slot, slot.deployment, slot.state.value, slot.model or "", held=slot.running
+        slot.slot,
+        slot.deployment,
+        slot.state.value,
+        slot.model or "",
+        held=slot.running,
+        note=FAILING if slot.is_failing else "",
     )
     if resident is None:  # the slot is empty
         return found

@@ -236,6 +236,10 @@ class Placement:
         in_memory = self._fleet.in_memory.items()
         return {host: tuple(sorted(names)) for host, names in in_memory if names}
 
+    def failing(self) -> frozenset[CardId]:
+        """Accelerators where the latest load failed, or its copy died before it was steady."""
+        return frozenset(self._fleet.failing)
+
     def waiting_by_model(self) -> dict[ModelName, int]:
         """Number of waiting calls, for each model that has some."""
         return {name: m.waits for name, m in sorted(self._fleet.wanted.items())}

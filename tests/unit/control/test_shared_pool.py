@@ -271,8 +271,20 @@ def test_a_failed_load_is_tried_again_and_the_call_is_served(error: Exception) -
         async with LocalSharedPool(spec, {JAVA: QUICK}, loader=Breaks(spec, 1, error)) as pool:
             _, text = await ask(pool, "1", JAVA)
             assert text == text_of(JAVA)
-            counts = books(pool).picture().counts
-            assert (counts.loads, counts.failures) == (2, 1)
+            picture = books(pool).picture()
+            assert (picture.counts.loads, picture.counts.failures) == (2, 1)
+            assert not any(s.is_failing for s in picture.slots)
+
+    asyncio.run(scenario())
+
+
+def test_the_slot_where_the_latest_load_failed_is_shown() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, slots=2)
+        async with LocalSharedPool(spec, {JAVA: QUICK}, loader=Breaks(spec, 1)) as pool:
+            await ask(pool, "1", JAVA)
+            shown = {s.state: s.is_failing for s in books(pool).picture().slots}
+        assert shown == {SlotState.EMPTY: True, SlotState.READY: False}
 
     asyncio.run(scenario())
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cato.cli.interrupts import end_like_ctrl_c
 from cato.cli.measuring import set_environment
 from cato.cli.outputs import writable_file, write_text
 from cato.config.paths import resolve
@@ -83,7 +83,7 @@ def _on_ray(plan: Plan) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="cato-c-")  # short: Unix sockets have short names
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        end_like_ctrl_c()
         os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
         set_environment(folder, transport=True)
         from cato.lab.chaos.ray_stage import ray_stage

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from cato.cli.bars import Counting
+from cato.cli.interrupts import end_like_ctrl_c
 from cato.cli.outputs import write_text
 from cato.cli.serve import EAGER, QUIET, TRANSPORT
 from cato.config.places import RUN_DIR_VARIABLE
@@ -46,7 +46,7 @@ class Shown:
 @contextmanager
 def measuring(*, transport: bool = True) -> Iterator[Path]:
     """A temporary folder and the environment of our own Ray; errors inside end the command."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    end_like_ctrl_c()
     folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
     try:
         set_environment(folder, transport=transport)
@@ -117,7 +117,3 @@ def vllm_version() -> str:
         except PackageNotFoundError:
             continue
     return "-"
-
-
-def _as_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cato.cli.greeting import greet
+from cato.cli.interrupts import end_like_ctrl_c
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.lines import with_lines
 from cato.config.places import run_dir
@@ -125,8 +126,7 @@ def serve(
             env.setdefault(name, value)
     # Also where a shell started this in the background, with SIGINT ignored. The child gets the
     # default handlers, as these signals are caught here.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _as_interrupt)
+    end_like_ctrl_c()
     log_path = log_path_of(url)
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -207,10 +207,6 @@ def checked(file: str) -> DeployFile:
         console.print(str(shown), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     return deploy
-
-
-def _as_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:

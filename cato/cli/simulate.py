@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cato.cli.client import ends_on
+from cato.cli.interrupts import end_like_ctrl_c
 from cato.cli.outputs import writable_file, writable_folder, write_plots, write_text
 from cato.cli.simulation import (
     SEEDS_HELP,
@@ -120,7 +121,8 @@ def simulate(
 ) -> None:
     """Run an experiment or a scenario in the simulator and print its metrics.
 
-    No engine runs; the same seeds give the same numbers. Ctrl-C prints and writes what is done.
+    No engine runs; the same seeds give the same numbers. Ctrl-C or SIGTERM prints and writes what
+    is done.
     """
     from cato.lab.experiments import papers
 
@@ -152,6 +154,7 @@ def simulate(
             _papers(options, plot or Path(papers.NAME), console)
             return
         check_metrics(metric or (), chosen.metrics)
+        end_like_ctrl_c()
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)
     _tell(report, chosen, metric or (), json_file, plot, console)

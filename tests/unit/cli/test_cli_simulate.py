@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
+import signal
 from datetime import datetime, timedelta
 from importlib import import_module
 from io import StringIO
@@ -312,10 +313,16 @@ def test_a_metric_that_only_the_report_can_refuse_costs_no_results(
     assert json.loads(out.read_text(encoding="utf-8"))["experiment"] == "x"
 
 
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_writes_what_it_has_and_draws_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: signal.Signals
 ) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for a shell's background job
+
     def run(options: Options, progress: Progress) -> Report:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(end)
         told = {"interrupted": {"runs": 1, "of": 2}}
         return Report("x", (0,), (Mean({}, "p", "speed", 0.5, 0.0, 1),), extra=told)
 
@@ -325,7 +332,11 @@ def test_an_interrupted_run_writes_what_it_has_and_draws_nothing(
     chosen = Experiment("x", "an x", "a test", run, plot, ("speed",))
     monkeypatch.setattr("cato.lab.registry.experiment", lambda name: chosen)
     out = tmp_path / "x.json"
-    result = cato("simulate", "x", "--json", out, "--plot", tmp_path / "plots")
+    try:
+        result = cato("simulate", "x", "--json", out, "--plot", tmp_path / "plots")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert result.exit_code == 130
     assert "Interrupted: only what all arms had finished" in words(result)
     assert json.loads(out.read_text(encoding="utf-8"))["extra"]["interrupted"]["of"] == 2

@@ -34,7 +34,13 @@ def plan_agents(
     json_file: Path | None,
 ) -> None:
     from cato.lab.studies.agent_fleet import ALL, LIMITS
-    from cato.lab.studies.agents_search import Answer, Search, answer_of, searched
+    from cato.lab.studies.agents_search import (
+        LEAST_TURN_RATE,
+        Answer,
+        Search,
+        answer_of,
+        searched,
+    )
     from cato.policies.schedulers import FORESIGHT
     from cato.sim.report import finite
     from cato.sim.scenario_file import named_profile
@@ -75,7 +81,8 @@ def plan_agents(
                 answers[name] = answer_of(samples, goal, cards)
     console = Console(markup=False)
     table = a_table(
-        f"{trace.name}: users a card with {100 * goal:g} % of their turns in time, simulated"
+        f"{trace.name}: users a card with {100 * goal:g} % of their turns in time and a turn rate "
+        f"of {LEAST_TURN_RATE:g}, simulated"
     )
     table.add_column("profile")
     for heading in ("users a card", "turn rate there", "tried"):

@@ -253,6 +253,21 @@ def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
     assert never.metrics["users_in_time"] != never.metrics["users_in_time"]
 
 
+def test_users_who_wait_for_others_to_be_in_time_do_not_count() -> None:
+    """Where some wait for minutes, their turns are late, but too few to lower the share much."""
+    runs = [
+        a_sample("sticky", 6.0, 0.96),
+        a_sample("sticky", 8.0, 0.96),
+        a_sample("sticky", 9, 0.9),
+    ]
+    slow = replace(runs[1], metrics={"in_time": 0.96, "turn_rate": 0.8})
+    (found,) = agents_search.users_in_time([runs[0], slow, runs[2]])
+    assert found.metrics["users_in_time"] == pytest.approx(6 + 2 / 11)
+    assert found.metrics["turn_rate_there"] == pytest.approx(0.96 - 0.16 / 11)
+    (without,) = agents_search.users_in_time(runs)
+    assert without.metrics["users_in_time"] == pytest.approx(8 + 1 / 6)
+
+
 def test_a_turn_that_no_kv_cache_holds_ends_its_session(tmp_path: Path) -> None:
     """As one above the model's window does; an engine refuses it."""
     small = replace(LARGE, kv_capacity_tokens=22_000)
@@ -324,7 +339,7 @@ def test_a_search_ends_where_no_number_of_users_is_the_last(
 
 
 def test_the_targets_are_those_of_the_worst_profile_against_its_best_baseline() -> None:
-    users, rate = agents.targets(
+    (users,) = agents.targets(
         [
             a_sample("foresight", 4.0, 0.96),
             a_sample("foresight", 6.0, 0.94),
@@ -337,7 +352,6 @@ def test_the_targets_are_those_of_the_worst_profile_against_its_best_baseline() 
     )
     assert users.measured == pytest.approx(5 / 6)
     assert "sticky" in users.text
-    assert (rate.measured, rate.is_met) == (pytest.approx(0.95), True)
 
 
 def test_a_session_that_moves_fetches_its_blocks(tmp_path: Path) -> None:
@@ -385,7 +399,7 @@ def test_other_engines_have_the_goals_of_the_users_of_sticky_routing_on_stock_on
         a_sample("foresight", 8.0, 0.94, card="large, due date"),
         a_sample("sticky", 12.0, 0.94, card="large, due date"),
     ]
-    ratio, _ = agents.targets(samples)
+    (ratio,) = agents.targets(samples)
     assert (ratio.measured, ratio.goal, ratio.is_met) == (pytest.approx(7 / 5), 1.3, True)
     assert agents.arms_of(agent_fleet.CARDS["large, due date"], agents.ARMS) == [
         "foresight",

@@ -51,8 +51,6 @@ SESSION_RULES = (
     "working-set",
 )
 ARMS = (FORESIGHT, *SESSION_RULES, "power-of-two", "ray-serve")
-# At the most users in time: turns take at most 1 / 0.9 of their time alone.
-LEAST_TURN_RATE = 0.9
 # In a row of the picture.
 PANELS = 4
 ROWS = ("in_time", "hit_rate", "ttft_s_p50", "ttft_s_p95", "turn_rate")
@@ -146,7 +144,7 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
 
 
 def targets_of(answers: Sequence[Sample]) -> list[Target]:
-    """The default's users per accelerator over those of others, paired by seed; its turn rate.
+    """The default's users per accelerator over those of others, paired by seed.
 
     On stock engines the worst ratio to the best other arm counts, elsewhere that to sticky routing
     on stock engines. Seeds in which the other serves nobody in time are left out.
@@ -168,17 +166,7 @@ def targets_of(answers: Sequence[Sample]) -> list[Target]:
         ratio, stderr, where = min(ratios)
         text = f"times the users per card of the best baseline, at least ({where})"
         targets.append(Target(9, text, 1.0, ratio, stderr))
-    targets += _with_other_engines(found)
-    rates = [
-        (*mean_and_stderr(there), name)
-        for name, by_arm in found.items()
-        if (there := _turn_rates(by_arm.get(FORESIGHT, {})))
-    ]
-    if rates:
-        rate, stderr, where = min(rates)
-        text = f"turn rate at the most users in time, at least ({where})"
-        targets.append(Target(9, text, LEAST_TURN_RATE, rate, stderr))
-    return targets
+    return [*targets, *_with_other_engines(found)]
 
 
 def _with_other_engines(found: Mapping[str, Found]) -> Iterator[Target]:
@@ -190,12 +178,6 @@ def _with_other_engines(found: Mapping[str, Found]) -> Iterator[Target]:
         if ratio:
             text = f"times the users of sticky routing on stock engines ({name})"
             yield Target(9, text, card.goal, *mean_and_stderr(ratio))
-
-
-def _turn_rates(ours: Mapping[int, Sample]) -> list[float]:
-    """At the users in time; of seeds that have some."""
-    rates = [s.metrics["turn_rate_there"] for s in ours.values()]
-    return [r for r in rates if not isnan(r)]
 
 
 def _ratios(ours: Mapping[int, Sample], theirs: Mapping[int, Sample]) -> list[float]:

@@ -1,7 +1,8 @@
 """The most users whose turns are in time.
 
-The number of users is changed until 95 % of the turns are in time with one number and not with a
-larger one; the answer is interpolated between them.
+The number of users is changed until 95 % of the turns are in time, at a turn rate of 0.9, with one
+number and not with a larger one; the answer is interpolated between them. Turns in time alone say
+too little: where a part of the users waits for minutes, their turns are late, but few.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from cato.sim.report import Sample, mean_and_stderr
 # answer, then narrows them down to this distance. `MOST_USERS` per accelerator is the limit.
 GROWTH, CLOSE_USERS, QUICK_CLOSE_USERS, MOST_USERS = 1.3, 0.5, 1.0, 64.0
 ENOUGH = 0.95
+# Turns take at most 1 / 0.9 of their time alone.
+LEAST_TURN_RATE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Finds the most users per accelerator with `goal` of the turns in time, within `close`."""
+    """Finds the most users per accelerator with `goal` of the turns in time and `LEAST_TURN_RATE`,
+    within `close`.
+    """
 
     trace: Path
     card: str
@@ -51,7 +56,7 @@ def searched(search: Search) -> list[Sample]:
     def is_enough(users: float) -> bool:
         if users not in tried:
             tried[users] = search.sample(users)
-        return tried[users].metrics["in_time"] >= search.goal
+        return _spare(tried[users], search.goal) >= 0.0
 
     users = search.first_users
     is_growing = is_enough(users)
@@ -76,11 +81,16 @@ def searched(search: Search) -> list[Sample]:
     return list(tried.values())
 
 
+def _spare(sample: Sample, goal: float) -> float:
+    """How far turns in time and turn rate are above what is asked, the closer of the two."""
+    return min(sample.metrics["in_time"] - goal, sample.metrics["turn_rate"] - LEAST_TURN_RATE)
+
+
 def users_in_time(
     samples: Sequence[Sample], goal: float = ENOUGH, *, is_searched: bool = False
 ) -> list[Sample]:
-    """Users per accelerator with 95 % of turns in time, interpolated between two numbers that were
-    run, and the turn rate there.
+    """Users per accelerator with 95 % of turns in time and `LEAST_TURN_RATE`, interpolated between
+    two numbers that were run, and the turn rate there.
 
     nan when all runs are above, or all below, that. Of a search it is then 0, where even the fewest
     users are late, or the most that were tried: a mean without these seeds would be too high.
@@ -89,21 +99,21 @@ def users_in_time(
     for s in samples:
         key = (str(s.setting["profile"]), s.policy, s.seed)
         users = float(s.setting["users_per_card"])
-        point = (users, s.metrics["in_time"], s.metrics["turn_rate"])
+        point = (users, _spare(s, goal), s.metrics["turn_rate"])
         curves.setdefault(key, []).append(point)
     found = []
     for (card, arm, seed), points in curves.items():
         points.sort()
         crossed = rate = nan
         for (fewer, before, rate_before), (more, after, rate_after) in pairwise(points):
-            if before >= goal > after:
-                part = (before - goal) / (before - after)
+            if before >= 0.0 > after:
+                part = before / (before - after)
                 crossed = fewer + (more - fewer) * part
                 rate = rate_before + (rate_after - rate_before) * part
                 break
         else:
             if is_searched:
-                crossed, _, rate = points[-1] if points[0][1] >= goal else (0.0, nan, nan)
+                crossed, _, rate = points[-1] if points[0][1] >= 0.0 else (0.0, nan, nan)
         metrics = {"users_in_time": crossed, "turn_rate_there": rate}
         found.append(Sample({"profile": card}, arm, seed, metrics))
     return found

@@ -550,7 +550,7 @@ def test_agents_a_card_are_planned_from_recorded_sessions(
     """Two cards a replica; a share of 0.95 falls by a hundredth with each user above the limit."""
 
     def sample(search: agents_search.Search, users: float) -> Sample:
-        metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 0.9}
+        metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 1.0}
         setting = {"profile": search.card, "users_per_card": users}
         return Sample(setting, search.arm, search.seed, metrics)
 
@@ -571,7 +571,7 @@ def test_a_plan_for_agents_says_what_host_memory_buys(
 
     def sample(search: agents_search.Search, users: float) -> Sample:
         limit = 6.0 + search.profile.host_capacity_tokens / 250_000
-        metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 0.9}
+        metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 1.0}
         setting = {"profile": search.card, "users_per_card": users}
         return Sample(setting, search.arm, search.seed, metrics)
 

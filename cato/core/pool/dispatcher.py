@@ -216,6 +216,10 @@ class Dispatcher:
             open_.remove(replica)
         return False
 
+    def _late_share_s(self, now_s: float) -> float:
+        late = self._replicas.share_late(now_s)
+        return self._late_share.left_s(now_s, len(self._accepting), late)
+
     def _route(
         self, waiting: Waiting, open_: list[Replica], now_s: float
     ) -> tuple[Replica, str] | None:
@@ -233,7 +237,7 @@ class Dispatcher:
             self._accepting,
             len(self._open),
             self._pressure.in_time(now_s, len(self._accepting)),
-            self._late_share.left_s(now_s, len(self._accepting)),
+            self._late_share_s(now_s) if invocation.session else inf,
         )
         decision = self._backlog.policies.routing.route(invocation, pool)
         if isinstance(decision, Hold):
@@ -307,7 +311,8 @@ class Dispatcher:
             backlog.shares.passed(invocation.tenant)
         if is_late and invocation.session:
             load_s = _load_s(invocation, replica, command)
-            self._late_share.begins(load_s, now_s, len(self._accepting))
+            late = self._replicas.share_late(now_s)
+            self._late_share.begins(load_s, now_s, len(self._accepting), late)
         if self._unbound and invocation.deadline_s < inf:
             share = backlog.policies.reserve
             self.saved = min(1.0, self.saved + share / (1 - share))

@@ -32,8 +32,9 @@ LEAST_PACE, MOST_PACE = 0.5, 4.0
 # Rests of streams whose pace is an SLO count as worth their cost until so many have ended lately.
 # They are rare, and one in vain costs a stream that began in time.
 FIRST_RESTS, RESTS_MEMORY_S = 4.0, 60.0
-# Late turns of sessions get this share of all replicas' time, up to so many seconds at once.
-LATE_SHARE, LATE_BURST_S = 0.05, 20.0
+# Late turns of sessions get this share of all replicas' time, up to so many seconds at once; the
+# larger share while fewer than `FEW_LATE` of the turns that ended lately were late.
+LATE_SHARE, CALM_LATE_SHARE, FEW_LATE, LATE_BURST_S = 0.05, 0.2, 0.15, 20.0
 
 
 class Kind(Enum):
@@ -304,14 +305,18 @@ class LateShare:
     _used_s: float = 0.0
     _seen_at_s: float = 0.0
 
-    def left_s(self, now_s: float, replicas: int) -> float:
-        """What is left; more may be used at once, and is missing then."""
-        regained_s = LATE_SHARE * replicas * (now_s - self._seen_at_s)
+    def left_s(self, now_s: float, replicas: int, late: float) -> float:
+        """What is left; more may be used at once, and is missing then.
+
+        `late`: the share of late ones among the turns that ended lately.
+        """
+        share = CALM_LATE_SHARE if late < FEW_LATE else LATE_SHARE
+        regained_s = share * replicas * (now_s - self._seen_at_s)
         self._used_s = max(0.0, self._used_s - regained_s)
         self._seen_at_s = now_s
         return LATE_BURST_S * replicas - self._used_s
 
-    def begins(self, load_s: float, now_s: float, replicas: int) -> None:
+    def begins(self, load_s: float, now_s: float, replicas: int, late: float) -> None:
         """A late turn of this load starts."""
-        self.left_s(now_s, replicas)
+        self.left_s(now_s, replicas, late)
         self._used_s += load_s

@@ -22,7 +22,7 @@ BY_ID: Callable[[Replica], ReplicaId] = attrgetter("id")
 class Replicas:
     """The replicas by id; `touch` one after each change of its load."""
 
-    __slots__ = ("accepting", "clock", "homes", "known", "open", "picture", "profiles")
+    __slots__ = ("accepting", "clock", "homes", "known", "open", "paces", "picture", "profiles")
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -32,6 +32,7 @@ class Replicas:
         self.open: list[Replica] = []  # with room, by id
         self.accepting: list[Replica] = []  # by id
         self.profiles: tuple[Profile, ...] = ()  # that accept work
+        self.paces: tuple[Pace, ...] = ()  # of these
 
     def report(self, event: ReplicaReported, versions: Iterator[int]) -> Replica:
         """Add or update the replica that reports; `touch` it after that.
@@ -93,6 +94,7 @@ class Replicas:
         """Like `touch`, for a change of the replica itself; True if the pool's profiles changed."""
         self.touch(replica)
         _list(self.accepting, replica, replica.accepting)
+        self.paces = tuple({id(r.pace): r.pace for r in self.accepting}.values())
         profiles = tuple(dict.fromkeys(r.profile for r in self.accepting))
         if profiles == self.profiles:
             return False
@@ -105,6 +107,15 @@ class Replicas:
             if replica.pace.profile == profile:
                 return replica.pace
         return Pace(profile)
+
+    def share_late(self, now_s: float) -> float:
+        """The share of late ones among the turns of sessions that ended lately."""
+        in_time = late = 0.0
+        for pace in self.paces:
+            gained, lost = pace.turns.at(now_s)
+            in_time += gained
+            late += lost
+        return late / (in_time + late) if late else 0.0
 
     def most_cached(self, invocation: Invocation) -> int:
         """Cached tokens of a session's prompt on the replica believed to hold most of it."""

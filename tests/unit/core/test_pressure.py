@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cato.core.ids import InvocationId
 from cato.core.pool.pressure import (
+    CALM_LATE_SHARE,
     FEW_CALLS,
     FIRST_OFFERED_S,
     FIRST_RESTS,
@@ -243,24 +244,32 @@ def test_work_that_is_estimated_anew_counts_with_its_new_load() -> None:
 
 
 def test_late_turns_get_a_burst_and_then_their_share_of_the_time() -> None:
-    share = LateShare()
-    assert share.left_s(100.0, 2) == 2 * LATE_BURST_S
-    share.begins(2 * LATE_BURST_S + 1.0, 100.0, 2)
-    assert share.left_s(100.0, 2) == pytest.approx(-1.0)
-    until_s = 100.0 + 1.0 / (2 * LATE_SHARE)
-    assert share.left_s(until_s - 0.1, 2) < 0.0 < share.left_s(until_s + 0.1, 2)
-    assert share.left_s(1e6, 2) == 2 * LATE_BURST_S
+    for late, part in ((0.1, CALM_LATE_SHARE), (0.2, LATE_SHARE)):
+        share = LateShare()
+        assert share.left_s(100.0, 2, late) == 2 * LATE_BURST_S
+        share.begins(2 * LATE_BURST_S + 1.0, 100.0, 2, late)
+        assert share.left_s(100.0, 2, late) == pytest.approx(-1.0)
+        until_s = 100.0 + 1.0 / (2 * part)
+        before, after = (share.left_s(until_s + s, 2, late) for s in (-0.1, 0.1))
+        assert before < 0.0 < after
+        assert share.left_s(1e6, 2, late) == 2 * LATE_BURST_S
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 50.0)), max_size=40))
-def test_late_turns_never_get_more_than_that(turns: list[tuple[float, float]]) -> None:
+@given(
+    st.sampled_from([(0.1, CALM_LATE_SHARE), (0.2, LATE_SHARE)]),
+    st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 50.0)), max_size=40),
+)
+def test_late_turns_never_get_more_than_that(
+    at: tuple[float, float], turns: list[tuple[float, float]]
+) -> None:
+    late, part = at
     share, now_s, used_s = LateShare(), 0.0, 0.0
     for after_s, load_s in turns:
         now_s += after_s
-        if share.left_s(now_s, 1) > 0:
-            share.begins(load_s, now_s, 1)
+        if share.left_s(now_s, 1, late) > 0:
+            share.begins(load_s, now_s, 1, late)
             used_s += load_s
-        assert used_s <= LATE_BURST_S + LATE_SHARE * now_s + 50.0
+        assert used_s <= LATE_BURST_S + part * now_s + 50.0
 
 
 @given(st.floats(0.2, 3.0), st.integers(1, 8), st.floats(0.4, 20.0))

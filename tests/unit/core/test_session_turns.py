@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from math import inf
 
 from kits.builders import an_invocation
@@ -19,6 +20,7 @@ from cato.core.events import (
 )
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
+from cato.core.pool.replicas import Replicas
 from cato.core.profile import Profile
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
 from cato.lab.studies.agent_fleet import card_profile
@@ -173,6 +175,18 @@ def test_turns_in_time_and_late_are_counted_for_all_replicas_of_a_profile() -> N
         assert 1.8 < late < 2.0
     # They are forgotten.
     assert max(pool.picture(2000.0).replicas[0].turns) < 1e-6
+
+
+def test_the_share_of_late_turns_is_that_of_all_profiles() -> None:
+    replicas, versions = Replicas(), count()
+    for name, profile in (("a", LARGE), ("b", LARGE), ("c", LARGE.slowed(2.0))):
+        replicas.place(replicas.report(a_report(ReplicaId(name), profile), versions))
+    a, b, c = replicas.accepting
+    assert a.pace is b.pace is not c.pace
+    assert replicas.share_late(1.0) == 0.0
+    a.pace.turns.add(3.0, 1.0, is_lost=False)
+    c.pace.turns.add(1.0, 1.0, is_lost=True)
+    assert replicas.share_late(1.0) == 0.25
 
 
 def test_sessions_of_a_lost_replica_begin_anew_elsewhere() -> None:

@@ -129,7 +129,7 @@ def test_what_the_disk_does_not_take_is_used_from_memory(place: Place) -> None:
     place.file = place.file.with_name("x" * 255)
     place.write()
     first = place.start().pid
-    until(place.get)
+    until(lambda: place.pid_told() == first)  # before that, its end would be a failed start
     killed = haproxy_of(first)
     killed.kill()
     until(lambda: [p for p in psutil.Process(first).children() if p.pid != killed.pid])

@@ -116,8 +116,8 @@ def serve(
     _check_free(url)
     mark = new_mark()
     address = os.environ.get("RAY_ADDRESS") or OWN_RAY
-    env = GIVE_UP | QUIET | CALM | EAGER | os.environ | {MARK_VARIABLE: mark}
-    env |= {haproxy.HOST_VARIABLE: http.host}
+    ours = {MARK_VARIABLE: mark, haproxy.HOST_VARIABLE: http.host}
+    env = GIVE_UP | QUIET | CALM | EAGER | os.environ | ours
     if transport:
         # HAProxy would use the default fallback port, which another Serve on this host may hold.
         fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}

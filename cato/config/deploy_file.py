@@ -63,8 +63,7 @@ def deploy_file_of(path: Path, raw: object, name: str | None = None) -> DeployFi
     ingress = _args(apps, INGRESS_APP, IngressArgs, file, problems)
     if engines is None or ingress is None:
         raise ConfigError(tuple(problems))
-    profiles = resolve(engines.profiles)
-    topology = engines.to_topology(lambda name: profile_if_valid(profiles, name))
+    topology = engines.to_topology(lambda name: profile_if_valid(engines.profiles, name))
     problems += _override_problems(apps, topology, file)
     if problems:
         raise ConfigError(tuple(problems))

@@ -6,7 +6,6 @@ deployments of an application, and Serve finds a wrong name or `user_config` onl
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,10 +27,10 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 def _checked_host(host: str) -> str:
-    is_ipv6 = False
-    if ":" in host and "%" not in host:
-        with contextlib.suppress(ValueError):
-            is_ipv6 = bool(IPv6Address(host))
+    try:
+        is_ipv6 = IPv6Address(host).scope_id is None
+    except ValueError:
+        is_ipv6 = False
     if not is_ipv6 and not _HOST.fullmatch(host):
         rule = "must be an IP address without brackets, or a host name; `port` is a key of its own"
         raise ValueError(rule)

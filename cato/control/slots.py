@@ -133,10 +133,9 @@ class Slots:
                 model=r.model,
                 running=len(r.held),
                 pid=r.pid,
-                is_failing=s.card in failing and r.state is not SlotState.READY,
+                is_failing=CardId(r.slot) in failing and r.state is not SlotState.READY,
             )
-            for s in self._slots.values()
-            for r in (s.report,)
+            for r in (s.report for s in self._slots.values())
         )
 
     def in_host_memory(self) -> Mapping[HostId, tuple[ModelName, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from cato.config.paths import resolve
 from cato.config.problems import validate
 from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, Problem
@@ -50,10 +51,11 @@ def load_profile(path: Path) -> Profile:
     return load_profile_file(path).to_profile()
 
 
-def profile_if_valid(folder: Path, name: str) -> Profile | None:
-    """The named profile of a folder; None where its file is missing or has problems."""
+def profile_if_valid(folder: str, name: str) -> Profile | None:
+    """The named profile of a folder, looked up by `resolve`; None where the folder or the file is
+    missing or has problems."""
     try:
-        return load_profile(folder / f"{name}.yaml")
+        return load_profile(resolve(folder) / f"{name}.yaml")
     except ConfigError:
         return None
 

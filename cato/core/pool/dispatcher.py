@@ -216,18 +216,16 @@ class Dispatcher:
             open_.remove(replica)
         return False
 
-    def _late_share_s(self, now_s: float) -> float:
-        late = self._replicas.share_late(now_s)
-        return self._late_share.left_s(now_s, len(self._accepting), late)
-
     def _route(
         self, waiting: Waiting, open_: list[Replica], now_s: float
     ) -> tuple[Replica, str] | None:
         """The replica of `open_` that the routing policy chooses, and why; None if it holds."""
-        invocation, replicas = waiting.invocation, self._replicas
+        invocation, replicas, late_share_s = waiting.invocation, self._replicas, inf
         if invocation.session:
             self._backlog.hold_for(waiting, None)
             replicas.homes.forget_old(now_s)
+            late = replicas.share_late(now_s)
+            late_share_s = self._late_share.left_s(now_s, len(self._accepting), late)
         pool = PoolSnapshot(
             self._pool,
             now_s,
@@ -237,7 +235,7 @@ class Dispatcher:
             self._accepting,
             len(self._open),
             self._pressure.in_time(now_s, len(self._accepting)),
-            self._late_share_s(now_s) if invocation.session else inf,
+            late_share_s,
         )
         decision = self._backlog.policies.routing.route(invocation, pool)
         if isinstance(decision, Hold):

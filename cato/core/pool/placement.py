@@ -212,7 +212,7 @@ class Placement:
             if self._fleet.copies_of(name) < model.facts.min_copies:
                 return None
         cards = [c for c in self._fleet.cards.values() if c.deployment == deployment]
-        failing = set(self._fleet.failing)
+        failing = self.failing()
         empty = [c.id for c in cards if c.id not in self._fleet.on_card]
         if empty:
             return min(empty, key=lambda card: (card in failing, card))
@@ -256,7 +256,7 @@ class Placement:
 
     def check_invariants(self) -> None:
         """Assert that failures are noted of known accelerators without a steady copy; for tests."""
-        failing = set(self._fleet.failing)
+        failing = self.failing()
         assert failing <= self._fleet.cards.keys() | self._fleet.lent.keys(), sorted(failing)
         working = {card for c in self._fleet.copies.values() if c.is_steady for card in c.cards}
         assert not failing & working, sorted(failing & working)

@@ -115,6 +115,13 @@ def test_who_needs_a_key_is_told_so_at_the_start(monkeypatch: pytest.MonkeyPatch
     assert "Bearer" not in with_tasks
 
 
+def test_a_missing_folder_of_profiles_is_told_with_all_other_problems(tmp_path: Path) -> None:
+    path = a_file(tmp_path, profiles=str(tmp_path / "none"), event_log="/dev/null/x")
+    found = problems(path)
+    assert any("/none: " in p for p in found)
+    assert any("/dev/null/x" in p for p in found)
+
+
 def problems(path: Path) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         check_files(load_deploy_file(path))

@@ -52,15 +52,16 @@ class UsageOutbox:
             self._open = {}
         return tuple(p for p in self._sealed if p.number > self._sent)
 
-    def sent(self, parcels: tuple[UsageParcel, ...], receiver: str) -> None:
-        """`receiver` has answered. Another one than expected has not taken the `parcels`."""
-        if receiver != self.receiver:
-            self.receiver, self._sent = receiver, 0
-        elif parcels:
+    def sent(self, parcels: tuple[UsageParcel, ...], to: str, answered: str) -> None:
+        """The receiver `answered` has answered a call with `parcels` that were meant for `to`; if
+        that is another one, it has not taken them. News of it may have come during the call."""
+        if answered != self.receiver:
+            self.receiver, self._sent = answered, 0
+        if answered == to and parcels:
             self._sent = max(self._sent, parcels[-1].number)
 
     def kept(self, receiver: str, number: int) -> None:
         """`receiver` tells that the store has this sender's parcels up to `number`."""
-        self.sent((), receiver)
+        self.sent((), receiver, receiver)
         while self._sealed and self._sealed[0].number <= number:
             self._sealed.popleft()

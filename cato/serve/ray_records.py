@@ -109,16 +109,14 @@ class RayRecords:
         """Send receipts and usage, one call after the other, so that parcels stay in order. What a
         lost call held of usage is sent again after the next news."""
         while (parcels := self._usage.parcels()) or self._finished:
-            finished = tuple(self._finished)
+            finished, to = tuple(self._finished), self._usage.receiver
             self._finished.clear()
             try:
-                answered = await self._profiler.record.remote(
-                    finished, parcels, self._usage.receiver
-                )
+                answered = await self._profiler.record.remote(finished, parcels, to)
             except RayError as error:
                 log.info("profiler: %s", error)
                 return
-            self._usage.sent(parcels, answered)
+            self._usage.sent(parcels, to, answered)
 
     async def flush(self) -> None:
         """Send all, so that an answer of the profiler includes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ from cato.serve.access.control import AccessControl
 from cato.serve.ray_pools import RayPools
 from cato.serve.ray_records import RayRecords
 from cato.store.errors import StoreUnavailableError
+from cato.store.writer import StoreWriter, WriterSettings
 
 
 class Handle:
@@ -62,6 +64,8 @@ async def test_usage_is_whole_after_lost_calls_lost_answers_and_killed_profilers
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random, path = Random(1), tmp_path / "m.db"
+    impatient = partial(StoreWriter, settings=WriterSettings(busy_timeout_s=0.2))
+    monkeypatch.setattr("cato.control.profiler.StoreWriter", impatient)
     handle = Handle(Profiler(path))
     monkeypatch.setattr(actors, "get", lambda _: handle)
     monkeypatch.setattr(ray_records, "RECORD_WITHIN_S", 0.001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cato.core import usage_outbox
@@ -23,11 +23,11 @@ def tokens(parcels: tuple[UsageParcel, ...]) -> list[int]:
 
 def test_a_parcel_is_sent_once_and_kept_until_the_store_has_it() -> None:
     outbox = UsageOutbox("ingress")
-    outbox.sent((), "first")
+    outbox.kept("first", 0)
     outbox.add([used(1), used(2), used(4, tenant="b")])
     (parcel,) = parcels = outbox.parcels()
     assert (parcel.number, len(parcel.usage), tokens(parcels)) == (1, 2, [7])
-    outbox.sent(parcels, "first")
+    outbox.sent(parcels, "first", "first")
     assert outbox.parcels() == ()
     outbox.add([used(8)])
     assert tokens(outbox.parcels()) == [8]
@@ -41,11 +41,21 @@ def test_parcels_for_a_receiver_that_is_gone_go_to_the_next_in_order() -> None:
     outbox = UsageOutbox("ingress")
     outbox.kept("first", 0)
     outbox.add([used(1)])
-    outbox.sent(outbox.parcels(), "first")
+    outbox.sent(outbox.parcels(), "first", "first")
     outbox.add([used(2)])
-    outbox.sent(outbox.parcels(), "second")  # it has refused them
+    outbox.sent(outbox.parcels(), "first", "second")  # it has refused them
     assert [p.number for p in outbox.parcels()] == [1, 2]
     assert outbox.receiver == "second"
+
+
+def test_parcels_that_were_refused_are_sent_again_though_news_came_first() -> None:
+    outbox = UsageOutbox("ingress")
+    outbox.kept("first", 0)
+    outbox.add([used(1)])
+    parcels = outbox.parcels()
+    outbox.kept("second", 0)  # before the answer of the second, which has refused them
+    outbox.sent(parcels, "first", "second")
+    assert [p.number for p in outbox.parcels()] == [1]
 
 
 def test_while_the_store_is_away_few_parcels_hold_all_usage(
@@ -56,7 +66,7 @@ def test_while_the_store_is_away_few_parcels_hold_all_usage(
     outbox.kept("first", 0)
     for _ in range(50):
         outbox.add([used()])
-        outbox.sent(outbox.parcels(), "first")
+        outbox.sent(outbox.parcels(), "first", "first")
     outbox.kept("second", 0)
     assert tokens(outbox.parcels()) == [1, 1, 1]
     outbox.kept("second", 3)
@@ -93,34 +103,52 @@ class Store:
             receiver.queue.clear()
 
 
+@dataclass
+class Call:
+    """A call of the outbox that has not been answered yet."""
+
+    parcels: tuple[UsageParcel, ...]
+    to: str
+    answered: str = ""
+
+
 EVENTS = st.sampled_from(
-    ("use", "send", "lose the call", "lose the answer", "write", "write twice", "restart", "news")
+    ("use", "call", "arrive", "answer", "lose", "write", "write twice", "restart", "ask", "news")
 )
+"""Calls and news reach the receiver of that time, and their answers come back later, or never."""
 
 
-@given(st.lists(EVENTS, max_size=60))
+@settings(max_examples=1_000)
+@given(st.lists(EVENTS, max_size=80))
 def test_each_token_is_counted_once_whatever_is_lost(events: list[str]) -> None:
     outbox, store, receiver, n = UsageOutbox("ingress"), Store(), Receiver("r0"), 0
-    for event in [*events, "news", "send", "send", "write", "news"]:
-        match event:
-            case "use":
+    call: Call | None = None
+    news = (receiver.id, 0)
+    last = ["lose", "ask", "news", *["call", "arrive", "answer"] * 2, "write", "ask", "news"]
+    for event in [*events, *last]:
+        match event, call:
+            case "use", _:
                 n += 1
                 outbox.add([used()])
-            case "send":
-                parcels = outbox.parcels()
-                outbox.sent(parcels, receiver.take(parcels, outbox.receiver))
-            case "lose the call":
-                outbox.parcels()
-            case "lose the answer":
-                receiver.take(outbox.parcels(), outbox.receiver)
-            case "write":
+            case "call", None:
+                call = Call(outbox.parcels(), outbox.receiver)
+            case "arrive", Call(answered=""):
+                call.answered = receiver.take(call.parcels, call.to)
+            case "answer", Call(answered=str(answered)) if answered:
+                outbox.sent(call.parcels, call.to, answered)
+                call = None
+            case "lose", _:
+                call = None
+            case "write", _:
                 store.write(receiver, says_so=True)
-            case "write twice":
+            case "write twice", _:
                 store.write(receiver, says_so=False)
-            case "restart":
+            case "restart", _:
                 receiver = Receiver(f"{receiver.id}+")
-            case _:
-                outbox.kept(receiver.id, receiver.kept)
+            case "ask", _:
+                news = (receiver.id, receiver.kept)
+            case "news", _:
+                outbox.kept(*news)
         assert store.tokens <= n
     assert store.tokens == n
     assert outbox.parcels() == ()

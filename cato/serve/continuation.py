@@ -29,9 +29,9 @@ from cato.wire.transcript import Transcript, deltas_of, events_of, with_usage
 MAX_UNREAD_BYTES = 64 * 1024
 # Fields that rule out a continuation: positions and grammars count from the start of the answer.
 _FROM_THE_BEGINNING = (
-    "top_logprobs", "echo", "response_format", "structured_outputs", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar", "functions", "prompt_embeds", "use_beam_search",
-    "return_token_ids", "include_stop_str_in_output",
+    "top_logprobs", "echo", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "functions", "prompt_embeds", "use_beam_search", "return_token_ids",
+    "include_stop_str_in_output",
 )  # fmt: skip
 # The same for these, where 0 asks for the log probabilities of the tokens themselves.
 _LOGPROBS = ("logprobs", "prompt_logprobs")
@@ -44,6 +44,8 @@ def can_continue(call: EngineCall) -> bool:
     """Whether another engine can continue from the middle of the answer's text."""
     body = call.body
     if not call.stream or any(body.get(name) for name in _FROM_THE_BEGINNING):
+        return False
+    if _is_form(body.get("response_format")):
         return False
     # By identity, because 0 == False.
     if any(body.get(name) is not None and body[name] is not False for name in _LOGPROBS):
@@ -65,7 +67,11 @@ def can_continue(call: EngineCall) -> bool:
 
 
 def _has_grammar(options: object) -> bool:
-    asked = options.get("format") if isinstance(options, Mapping) else None
+    return _is_form(options.get("format") if isinstance(options, Mapping) else None)
+
+
+def _is_form(asked: object) -> bool:
+    """Whether a format asks for more than plain text."""
     return isinstance(asked, Mapping) and asked.get("type") != "text"
 
 

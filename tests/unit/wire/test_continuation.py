@@ -226,6 +226,7 @@ def test_what_counts_from_the_beginning_cannot_go_on(fields: dict[str, object]) 
     assert not can_continue(a_call(**fields))
     assert can_continue(a_call())
     assert can_continue(a_call(Endpoint.CHAT, logprobs=False, top_logprobs=None))
+    assert can_continue(a_call(Endpoint.CHAT, response_format={"type": "text"})), "no grammar"
 
 
 def chat_chunk(index: int, text: str, finish: str | None = None, tokens: int = 0) -> EngineChunk:

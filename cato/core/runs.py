@@ -114,7 +114,8 @@ class FinishRun:
     """The run is over. `output` is the result of the output node; None unless `status` is done.
 
     `error`: a condition or a list of a node could not be evaluated, as `receipt.problem` says; an
-    `InputError` if that is due to the inputs alone.
+    `InputError` if that is due to the inputs alone. `streamed` is the result of the streamed node,
+    which may be another than the output node.
     """
 
     status: str
@@ -122,6 +123,7 @@ class FinishRun:
     output_node: NodeId | None
     receipt: SlaReceipt
     error: CatoError | None = field(default=None, compare=False)
+    streamed: object = None
 
 
 RunCommand = StartNode | StreamNode | AbandonNode | FinishRun
@@ -482,7 +484,8 @@ class Run:
         if output is not None:
             answer = output, self._states[output].result_round
         receipt = self._record.receipt(now_s, status, problem, answer, self._streaming)
-        commands.append(FinishRun(status, result, output, receipt, error))
+        streamed = None if self._streaming is None else self._names.get(self._streaming[0])
+        commands.append(FinishRun(status, result, output, receipt, error, streamed))
         return tuple(commands)
 
     # Time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -142,8 +142,8 @@ def ending_of(finish: FinishRun, stops: tuple[str, ...] = ()) -> Ending:
     """The end of a run: the tokens of all its calls, the finish reason, and the stop sequence if it
     is one of the client's own `stops`; a workflow has others."""
     prompt, output, cached = tokens_of(finish.receipt)
-    stop = finish.output.get("stop_sequence") if isinstance(finish.output, dict) else None
-    own = stop if stop in stops else ""
+    stop = next((call.get("stop_sequence") for call in reversed(_calls_of(finish))), None)
+    own = str(stop) if stop in stops else ""
     return Ending(finish_reason_of(finish), prompt, output, cached, own)
 
 
@@ -159,5 +159,19 @@ def tokens_of(receipt: SlaReceipt) -> tuple[int, int, int]:
 
 def finish_reason_of(finish: FinishRun) -> str:
     """`length` if the answer was cut at its token limit, else `stop`."""
-    is_cut = isinstance(finish.output, dict) and finish.output.get("finish_reason") == "length"
+    is_cut = any(call.get("finish_reason") == "length" for call in _calls_of(finish))
     return "length" if is_cut else "stop"
+
+
+def _calls_of(finish: FinishRun) -> list[Mapping[str, object]]:
+    """Results of the calls that wrote the answer: the output node's, one for each of its items.
+
+    If that node calls no model, such as one that lays out the text, the streamed node's: the
+    client's token limit and stop sequences apply to it.
+    """
+    for result in (finish.output, finish.streamed):
+        items = result if isinstance(result, list | tuple) else [result]
+        calls = [one for one in items if isinstance(one, Mapping) and "finish_reason" in one]
+        if calls:
+            return calls
+    return []

@@ -127,6 +127,50 @@ async def test_an_answer_that_was_cut_says_so(tmp_path: Path) -> None:
     assert message["stop_reason"] == "max_tokens"
 
 
+# Writes a summary of each of the two halves; each may have been cut.
+FAN_OUT = """
+name: halves
+description: Two calls at once.
+sla: {metric: e2e, target: 10s}
+inputs: {instruction: {type: str}}
+nodes:
+  halves:
+    type: llm
+    each: "[instruction, instruction]"
+    max_items: 2
+    model: fast
+    prompt: "{{ item }}"
+    max_tokens: 40
+    extra: {ignore_eos: true}
+output: halves
+"""
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("task", ["generation", "halves"])
+async def test_an_answer_whose_calls_were_cut_says_so_whatever_node_wrote_it(
+    tmp_path: Path, task: str, is_streamed: bool
+) -> None:
+    body = {"model": f"cato-{task}", "messages": SAID, "max_tokens": 2, "stream": is_streamed}
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(*WORKFLOWS, FAN_OUT)) as kit,
+        kit.http() as http,
+    ):
+        message = await http.post(MESSAGES, json=body)
+        chat = await http.post("/v1/chat/completions", json=body)
+        stopped = await http.post(
+            MESSAGES, json={**body, "max_tokens": 40, "stop_sequences": ["e"]}
+        )
+    if is_streamed:
+        ends = [sse_events(answer.text)[-2][1]["delta"] for answer in (message, stopped)]
+        choice = sse_events(chat.text)[-2][1]["choices"][0]
+    else:
+        ends, choice = [message.json(), stopped.json()], chat.json()["choices"][0]
+    assert ends[0]["stop_reason"] == "max_tokens"
+    assert choice["finish_reason"] == "length"
+    assert (ends[1]["stop_reason"], ends[1]["stop_sequence"]) == ("stop_sequence", "e")
+
+
 async def test_instructions_and_system_reach_the_model(tmp_path: Path) -> None:
     expected = simulated_text(0, "<|system|>Be brief.\n<|user|>Write add.\n<|assistant|>", 8)
     developer = [{"role": "developer", "content": "Be brief."}, *SAID]

@@ -11,8 +11,8 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -36,8 +36,12 @@ WAITS, RETRIED = frozenset({429, 503}), frozenset({500, 502, 504})
 MAX_TRIES = 3
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 KEEP_PROGRESS_S = 1.0
-REVOKED = "key_revoked"
-NOT_MADE = "The request was not made: the key or sign-in that made the batch is no longer valid."
+# Why no request was made for a line; the second is OpenAI's code.
+REVOKED, EXPIRED = "key_revoked", "batch_expired"
+NOT_MADE = {
+    REVOKED: "The request was not made: the key or sign-in that made the batch is no longer valid.",
+    EXPIRED: "The request was not answered before the batch's completion window ended.",
+}
 
 
 def new_request_id() -> str:
@@ -173,6 +177,8 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
         if (why := run.why_over()) != "":
+            if why == "expired":
+                run.write_expired(await asyncio.to_thread(run.ids_left, self._max_line_bytes))
             run.end(why)
 
     async def _line(self, run: _BatchRun, line: Line) -> None:
@@ -272,26 +278,29 @@ class _BatchRun:
             return "cancelled"
         return "expired" if time.time() >= self.batch.expires_at else ""
 
+    def ids_left(self, max_line_bytes: int) -> list[str]:
+        """The ids of the lines without a result, as far as the file can be read."""
+        ids: list[str] = []
+        with suppress(OSError, LineError):
+            ids.extend(line.custom_id for line in self.lines(max_line_bytes))
+        return ids
+
+    def write_expired(self, ids: Iterable[str]) -> None:
+        """The results of the lines that the end of the window left without one."""
+        assert self._errors is not None
+        answer = Answer(error=EXPIRED)
+        lines = [_result(id, answer) for id in ids]
+        self._errors.write("".join(lines))
+        self._errors.flush()
+        self.batch = replace(self.batch, failed=self.batch.failed + len(lines))
+
     def write(self, line: Line, answer: Answer) -> None:
         assert self._out is not None
         assert self._errors is not None
-        result: dict[str, Any] = {
-            "id": answer.request_id or new_request_id(),
-            "custom_id": line.custom_id,
-            "response": None,
-            "error": None,
-        }
-        if answer.status:
-            result["response"] = {
-                "status_code": answer.status,
-                "request_id": answer.request_id,
-                "body": answer.body,
-            }
-        if answer.error:
-            result["error"] = {"code": answer.error, "message": NOT_MADE}
         file = self._out if answer.is_good else self._errors
-        file.write(json.dumps(result) + "\n")
+        file.write(_result(line.custom_id, answer))
         file.flush()
+        self._done.add(line.custom_id)
         if answer.is_good:
             self.batch = replace(self.batch, completed=self.batch.completed + 1)
         else:
@@ -324,6 +333,25 @@ class _BatchRun:
         for file in (self._out, self._errors):
             if file is not None:
                 file.close()
+
+
+def _result(custom_id: str, answer: Answer) -> str:
+    """A line of the output or error file."""
+    result: dict[str, Any] = {
+        "id": answer.request_id or new_request_id(),
+        "custom_id": custom_id,
+        "response": None,
+        "error": None,
+    }
+    if answer.status:
+        result["response"] = {
+            "status_code": answer.status,
+            "request_id": answer.request_id,
+            "body": answer.body,
+        }
+    if answer.error:
+        result["error"] = {"code": answer.error, "message": NOT_MADE[answer.error]}
+    return json.dumps(result) + "\n"
 
 
 def _add_problem(answered: object, problem: str) -> None:

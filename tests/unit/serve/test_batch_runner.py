@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,23 @@ async def test_a_broken_folder_of_a_tenant_does_not_stop_the_others(tmp_path: Pa
     (broken.path / "batches" / f"{new_id('batch')}.json").write_bytes(b"\xff")
     async with at_work(a_runner_of(room, Answers())):
         assert (await ended_batch(folder, id)).status == "completed"
+
+
+async def test_lines_that_a_window_leaves_without_an_answer_have_an_error(tmp_path: Path) -> None:
+    room = a_room(tmp_path)
+    folder, id = opened(room, *(a_line(f"f{n}") for n in range(4)))
+    batch = folder.batch(id)
+    assert batch is not None
+    answered = {"custom_id": "f0", "response": {"status_code": 200}}
+    folder.content(batch.output_file_id).write_bytes(jsonl(answered))
+    folder.write(replace(batch, expires_at=1))
+    async with at_work(a_runner_of(room, Answers())):
+        ended = await ended_batch(folder, id)
+    assert (ended.status, ended.completed, ended.failed) == ("expired", 1, 3)
+    written = folder.content(batch.error_file_id).read_text().splitlines()
+    errors = [json.loads(line) for line in written]
+    assert [(e["custom_id"], e["response"], e["error"]["code"]) for e in errors] == [
+        ("f1", None, "batch_expired"), ("f2", None, "batch_expired"), ("f3", None, "batch_expired"),
+    ]  # fmt: skip
+    assert len({e["id"] for e in errors}) == 3
+    assert folder.file(batch.error_file_id) is not None

@@ -351,6 +351,21 @@ async def test_infill_answers_in_compact_json_with_the_fields_that_were_asked_fo
     assert answer["timings/prompt_n"] > 0
 
 
+@pytest.mark.parametrize("model", ["cato-completion", "fast"])
+async def test_infill_says_why_it_ended(tmp_path: Path, model: str) -> None:
+    body = {**INFILL, "model": model, "n_predict": 12}
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        cut = (await http.post("/infill", json=body)).json()
+        word = cut["content"].split()[3]
+        stopped = (await http.post("/infill", json={**body, "stop": ["never", word]})).json()
+    assert (cut["stop_type"], cut["stopping_word"]) == ("limit", "")
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", word)
+    assert word not in stopped["content"]
+
+
 async def test_infill_streams_pieces_and_ends_with_the_counts(tmp_path: Path) -> None:
     response = await post(tmp_path, "/infill", {**INFILL, "stream": True})
     *pieces, last = (value for _, value in sse_events(response.text))

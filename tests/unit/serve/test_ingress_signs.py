@@ -131,7 +131,7 @@ async def test_completions_have_none_however_long_they_wait(
         assert loop.time() - began_s >= LONG_S
         data = await response.aread()
     assert b"keep-alive" not in data
-    assert b"ping" not in data
+    assert b": ping" not in data
 
 
 @pytest.mark.parametrize(("path", "body", "sign"), DIALECTS)

@@ -17,7 +17,7 @@ from cato.core.errors import InputError
 from cato.core.runs import FinishRun
 from cato.core.slo import Slo, SloMetric
 from cato.serve.ingress import document
-from cato.serve.ingress.answers import finish_reason_of, serve_text, tokens_of
+from cato.serve.ingress.answers import ending_of, serve_text
 from cato.serve.ingress.body import (
     cato_of,
     flag,
@@ -48,7 +48,8 @@ def routes(ingress: Ingress) -> APIRouter:
         """Fill in the middle. A request for no tokens or a shed one gets an empty answer."""
         body = await read_object(request, ingress.max_body_bytes)
         extra, is_streamed = cato_of(body), flag(body, "stream")
-        form = _Form(_response_fields(body))
+        stops = stops_of(body)
+        form = _Form(_response_fields(body), stops)
         limit = whole_number(body, "n_predict")
         if limit == 0:
             headers = {"x-request-id": request_id(request), "X-CATO-Outcome": "nothing-asked"}
@@ -59,7 +60,7 @@ def routes(ingress: Ingress) -> APIRouter:
             text_field(body, "input_suffix"),
             context=_context(body),
             max_tokens=None if limit is None or limit < 0 else limit,
-            stops=stops_of(body),
+            stops=stops,
             sampling={k: checked(k, body[k]) for k in _SAMPLING if body.get(k) is not None},
         )
         extra = _with_limits(extra, body, objective_of(ingress, target))
@@ -110,15 +111,20 @@ def _response_fields(body: Mapping[str, object]) -> tuple[str, ...]:
 
 
 class _Form:
-    """llama.cpp's answer; with `fields` only these; a nested field is written `outer/inner`."""
+    """llama.cpp's answer; with `fields` only these; a nested field is written `outer/inner`.
+
+    `stops` are the client's own stop strings.
+    """
 
     sign = b""
 
-    def __init__(self, fields: tuple[str, ...]) -> None:
+    def __init__(self, fields: tuple[str, ...], stops: tuple[str, ...]) -> None:
         self._fields = fields
+        self._stops = stops
 
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]:
-        return self._chosen({"content": text, **_end(finish), "cato": as_json(finish.receipt)})
+        end = _end(finish, self._stops)
+        return self._chosen({"content": text, **end, "cato": as_json(finish.receipt)})
 
     def delta(self, text: str) -> bytes:
         return sse(self._chosen({"content": text, "stop": False}))
@@ -149,15 +155,17 @@ class _Form:
         return chosen
 
 
-def _end(finish: FinishRun) -> dict[str, object]:
-    """Counts, and times in milliseconds, under llama.cpp's names."""
-    receipt = finish.receipt
-    prompt, output, cached = tokens_of(receipt)
+def _end(finish: FinishRun, stops: tuple[str, ...]) -> dict[str, object]:
+    """Why it ended, counts, and times in milliseconds, under llama.cpp's names."""
+    receipt, ending = finish.receipt, ending_of(finish, stops)
+    prompt, output, cached = ending.prompt_tokens, ending.output_tokens, ending.cached_tokens
+    is_cut = ending.finish_reason == "length"
     prompt_ms = (receipt.ttft_s or receipt.e2e_s) * 1000
     predicted_ms = receipt.e2e_s * 1000 - prompt_ms
     return {
         "stop": True,
-        "stop_type": "limit" if finish_reason_of(finish) == "length" else "eos",
+        "stop_type": "limit" if is_cut else "word" if ending.stop_sequence else "eos",
+        "stopping_word": ending.stop_sequence,
         "truncated": False,
         "tokens_evaluated": prompt,
         "tokens_predicted": output,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cato.core.errors import InputError
+from cato.wire.stable import TOOL_CHANGES
 
 _SAME = (
     "temperature", "top_p", "top_k", "max_tokens", "cache_salt", "chat_template_kwargs",
@@ -31,7 +32,7 @@ def messages_as_chat(body: Mapping[str, Any]) -> Body:
     chat["messages"] = said
     if stops := body.get("stop_sequences"):
         chat["stop"] = stops
-    if tools := body.get("tools"):
+    if tools := _tools(body):
         chat["tools"] = [_tool(tool) for tool in tools]
     if choice := body.get("tool_choice"):
         chat |= _tool_choice(choice)
@@ -116,14 +117,37 @@ def _image(source: Mapping[str, Any]) -> Body:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def _tools(body: Mapping[str, Any]) -> list[Body]:
+    """The tools at the end of the conversation, after its additions and removals."""
+    tools: list[Body] = body.get("tools") or []
+    changes = [
+        block
+        for message in body["messages"]
+        if isinstance(content := message.get("content"), list)
+        for block in content
+        if block.get("type") in TOOL_CHANGES
+    ]
+    if not changes:
+        return tools
+    known = {tool["name"]: tool for tool in tools}
+    removed: set[str] = set()
+    for block in changes:
+        tool = block["tool"].get("definition") or known[block["tool"]["name"]]
+        if block["type"] == "tool_addition":
+            known[tool["name"]] = {k: v for k, v in tool.items() if k != "defer_loading"}
+            removed.discard(tool["name"])
+        else:
+            removed.add(tool["name"])
+    return [tool for name, tool in known.items() if name not in removed]
+
+
 def _tool(tool: Mapping[str, Any]) -> Body:
     if "input_schema" not in tool:
         raise InputError(f"tool {tool.get('name')!r} has no counterpart in chat", "tools")
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    if tool.get("description"):
-        function["description"] = tool["description"]
-    if tool.get("defer_loading"):
-        function["defer_loading"] = True
+    for field in ("description", "strict", "defer_loading"):
+        if tool.get(field):
+            function[field] = tool[field]
     return {"type": "function", "function": function}
 
 

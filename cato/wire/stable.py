@@ -19,6 +19,9 @@ Body = Mapping[str, object]
 LATE_SYSTEM = "late-system"
 """A rule needed only for chat templates that allow no system message after the first."""
 BILLING_MARK = "x-anthropic-billing-header"
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+"""Blocks of system messages after which other tools are offered:
+https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ def _with_system_in_place(body: Body) -> Body | None:
     """Turn system messages between other messages into reminders in user messages, in place.
 
     Otherwise, for templates that allow a system message only at the start, the engine moves it
-    there.
+    there. Blocks that add or remove tools remain system messages: engines take them from there
+    alone, and write none of them into the prompt.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not any(map(_is_system, messages)):
@@ -131,24 +135,35 @@ def _with_system_in_place(body: Body) -> Body | None:
         if not _is_system(message):
             changed.append(message)
             continue
-        reminder = {
-            "type": "text",
-            "text": f"<system-reminder>\n{_said(message)}\n</system-reminder>",
-        }
-        before = changed[-1] if changed else None
-        if isinstance(before, Mapping) and before.get("role") == "user":
-            changed[-1] = {**before, "content": [*_blocks(before), reminder]}
-        else:
-            changed.append({"role": "user", "content": [reminder]})
-    return {**body, "messages": changed}
+        blocks = _blocks(message)
+        if changes := [block for block in blocks if _changes_tools(block)]:
+            changed.append({**message, "content": changes})
+        if len(changes) == len(blocks) > 0:
+            continue
+        said = "\n".join(_text_of(block) for block in blocks if not _changes_tools(block))
+        reminder = {"type": "text", "text": f"<system-reminder>\n{said}\n</system-reminder>"}
+        _add_for_user(changed, reminder)
+    return None if changed == messages else {**body, "messages": changed}
+
+
+def _add_for_user(messages: list[object], block: Mapping[str, object]) -> None:
+    """Add `block` to the last message if that is a user's, else as a user's message."""
+    at = len(messages) - 1
+    while at >= 0 and _is_system(messages[at]):
+        at -= 1
+    before = messages[at] if at >= 0 else None
+    if isinstance(before, Mapping) and before.get("role") == "user":
+        messages[at] = {**before, "content": [*_blocks(before), block]}
+    else:
+        messages.append({"role": "user", "content": [block]})
 
 
 def _is_system(message: object) -> bool:
     return isinstance(message, Mapping) and message.get("role") == "system"
 
 
-def _said(message: Mapping[str, object]) -> str:
-    return "\n".join(map(_text_of, _blocks(message)))
+def _changes_tools(block: object) -> bool:
+    return isinstance(block, Mapping) and block.get("type") in TOOL_CHANGES
 
 
 def _blocks(message: Mapping[str, object]) -> list[object]:

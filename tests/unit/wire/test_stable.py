@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from cato.config.schema import IngressArgs
+from cato.wire.as_chat import messages_as_chat
 from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of
 from cato.wire.stable import RULES, stable
@@ -111,6 +112,42 @@ def test_a_late_system_text_stays_in_its_place() -> None:
     prompt = conversation_of(MESSAGES, body).prompt()
     places = [prompt.index(w) for w in ("QUESTION", "ENVIRONMENT", "ANSWER", "REMINDER")]
     assert places == sorted(places)
+
+
+def a_change(kind: str, **tool: object) -> dict[str, object]:
+    return {"type": kind, "tool": tool}
+
+
+ADDED = a_change("tool_addition", type="tool_definition", definition=a_tool("Fetch", strict=True))
+REMOVED = a_change("tool_removal", type="tool_reference", name="Bash")
+CHANGING: list[dict[str, object]] = [
+    {"role": "user", "content": "QUESTION"},
+    {"role": "system", "content": [{"type": "text", "text": "REMINDER"}, ADDED]},
+    {"role": "assistant", "content": "ANSWER"},
+    {"role": "user", "content": "MORE"},
+    {"role": "system", "content": [REMOVED]},
+    {"role": "system", "content": "LAST"},
+]
+
+
+def test_tools_that_are_added_or_removed_later_are() -> None:
+    body, _ = stable(MESSAGES, a_body(messages=CHANGING))
+    said: Any = body["messages"]
+    # vLLM takes changes of tools from system messages alone, and refuses them in others.
+    changes = [m["content"] for m in said if m["role"] == "system"]
+    assert changes == [[ADDED], [REMOVED]]
+    spoken = [(m["role"], str(m["content"])) for m in said if m["role"] != "system"]
+    assert [role for role, _ in spoken] == ["user", "assistant", "user"]
+    assert "REMINDER" in spoken[0][1]
+    assert "LAST" in spoken[2][1]
+    assert stable(MESSAGES, body) == (body, []), "and no reminder without words"
+
+
+def test_an_answer_goes_on_with_the_tools_at_its_beginning() -> None:
+    body, _ = stable(MESSAGES, a_body(messages=CHANGING))
+    tools = messages_as_chat(body)["tools"]
+    assert [t["function"]["name"] for t in tools] == ["Read", "Fetch"]
+    assert tools[1]["function"]["strict"] is True
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, RESPONSES])

@@ -27,7 +27,6 @@ from cato.serve.pools import PoolInfo
 
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["openai"])
-    names = virtual.model_names(ingress.service.workflows)
 
     @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models", responses=document.MODELS)
@@ -42,7 +41,7 @@ def routes(ingress: Ingress) -> APIRouter:
         """One model."""
         caller = caller_of(request)
         known = _models(ingress, caller)
-        name = without_family(model)
+        names, name = virtual.model_names(ingress.service.workflows), without_family(model)
         if name in names and caller.may_run(names[name]):
             return JsonAnswer(_virtual_model(ingress, model, names[name]))
         if name in known:

@@ -10,7 +10,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from ingress_kit import COMPLETION, GENERATION, a_fast_pool, a_slow_pool, running, sse_events
+from ingress_kit import (
+    COMPLETION,
+    GENERATION,
+    a_fast_pool,
+    a_slow_pool,
+    running,
+    sse_events,
+    workflows_of,
+)
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
@@ -71,6 +79,18 @@ async def test_models_are_real_ones_with_aliases_then_virtual_ones(tmp_path: Pat
     for name in ("max_model_len", "max_input_tokens", "context_length"):
         assert {m[name] for m in answer["data"]} == {4096}
     assert {m["owned_by"] for m in answer["data"]} == {"cato"}
+
+
+async def test_models_follow_the_workflows(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        kit.service.follow(workflows_of(tmp_path, GENERATION), "")
+        added = await http.get("/v1/models/cato-code-generation")
+        removed = await http.get("/v1/models/cato-completion")
+    assert added.json()["root"] == "code-generation"
+    assert (removed.status_code, removed.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("name", ["fast", "cato-completion", "cato-code-completion"])

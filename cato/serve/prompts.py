@@ -96,7 +96,7 @@ def engine_call(
             settings.fim.suffix.render(names),
             settings.fim.context.render(names) if settings.fim.context else "",
         )
-        prefix, suffix, context = _fitted(parts, room, profile.chars_per_token, most_chars)
+        prefix, suffix, context = fitted(parts, room, profile.chars_per_token, most_chars)
         text = render_fim(pool.model.family, prefix, suffix, context)
         body["prompt"] = text
         body |= fim_stops(body.get("stop"), pool.model.family)
@@ -123,8 +123,8 @@ def engine_call(
     )
 
 
-def _fitted(
-    parts: tuple[str, str, str], room_tokens: int, chars_per_token: float, most_chars: float
+def fitted(
+    parts: tuple[str, str, str], room_tokens: int, chars_per_token: float, most_chars: float = inf
 ) -> tuple[str, str, str]:
     """Prefix, suffix and context cut to `room_tokens`, and to `most_chars` characters.
 

@@ -27,8 +27,10 @@ from cato.serve.ingress.limits import limited
 from cato.serve.ingress.naming import COMPLETION, Target, pool_of, prefix_of
 from cato.serve.ingress.parameters import adapted
 from cato.serve.nodes.languages import language_named
-from cato.serve.prompts import fim_stops
+from cato.serve.pools import PoolInfo
+from cato.serve.prompts import fim_stops, fitted, prompt_room
 from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, ModelCall, Origin
+from cato.workflows.filters import commented
 from cato.workflows.fim import parse_fim, render_fim
 from cato.workflows.fim_families import fim_family
 from cato.workflows.load import check_inputs
@@ -147,17 +149,30 @@ def _inputs(workflow: Workflow, fill: Fill) -> dict[str, object]:
     known = {i.name for i in workflow.inputs}
     if fill.suffix and "suffix" not in known:
         raise InputError(f"task {workflow.name!r} takes no suffix; leave it out", "suffix")
-    extension = PurePosixPath(fill.path).suffix.removeprefix(".")
     offered = {
         "suffix": fill.suffix,
         "context": fill.context,
         "path": fill.path,
-        "language": fill.language or language_named(extension) or "",
+        "language": _language(fill),
     }
     return {
         virtual.main_input(workflow): fill.prefix,
         **{name: text for name, text in offered.items() if text and name in known},
     }
+
+
+def _language(fill: Fill) -> str:
+    extension = PurePosixPath(fill.path).suffix.removeprefix(".")
+    return fill.language or language_named(extension) or ""
+
+
+def _context(fill: Fill, pool: PoolInfo, most_tokens: int) -> str:
+    """The code of other files as comments, cut to what the code around the cursor leaves."""
+    if not fill.context:
+        return ""
+    room = prompt_room(fill.max_tokens or most_tokens, pool.profile.context_tokens)
+    parts = (fill.prefix, fill.suffix, commented(fill.context, _language(fill)))
+    return fitted(parts, room, pool.profile.chars_per_token)[2]
 
 
 def _start_model(
@@ -172,7 +187,7 @@ def _start_model(
     most = max(DEFAULT_TOKENS, least) if isinstance(least, int) else DEFAULT_TOKENS
     body: dict[str, object] = {
         **sampling,
-        "prompt": render_fim(family, fill.prefix, fill.suffix),
+        "prompt": render_fim(family, fill.prefix, fill.suffix, _context(fill, pool, most)),
         "max_tokens": fill.max_tokens or most,
         **fim_stops(list(fill.stops), family),
     }

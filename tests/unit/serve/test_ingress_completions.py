@@ -148,6 +148,32 @@ async def test_a_direct_call_keeps_the_code_of_other_files_as_comments(tmp_path:
     assert text == simulated_text(0, expected, 12)
 
 
+@pytest.mark.parametrize("lines", [1, 5000])
+async def test_editors_that_name_a_model_keep_the_code_of_other_files_that_fits(
+    tmp_path: Path, lines: int
+) -> None:
+    code = "A = 1\n" * lines
+    segments = {"prefix": PREFIX, "suffix": SUFFIX, "filepath": "b.js"}
+    snippet = {"filepath": "a.rb", "body": code}
+    bodies: list[tuple[str, str, dict[str, object]]] = [
+        ("/infill", "#", {**INFILL, "input_extra": [{"filename": "a.rb", "text": code}]}),
+        ("/v1/completions", "//", {"segments": {**segments, "declarations": [snippet]}}),
+    ]
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        for path, marker, body in bodies:
+            response = await http.post(path, json={"model": "fast", "n_predict": 12, **body})
+            if lines == 1:
+                context = f"{marker} a.rb\n{marker} A = 1\n"
+                prompt = render_fim("starcoder", f"{context}{PREFIX}", SUFFIX)
+                said = text_of(response)  # it may end early
+                assert said, path
+                assert simulated_text(0, prompt, 12).startswith(said), path
+            asked = (
+                response.json().get("tokens_evaluated") or response.json()["usage"]["prompt_tokens"]
+            )
+            assert (asked > 1000) == (lines > 1), path
+
+
 async def test_a_stream_of_one_prompt_in_a_list_goes_on_when_its_engine_is_lost(
     tmp_path: Path,
 ) -> None:

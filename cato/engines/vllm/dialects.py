@@ -12,7 +12,7 @@ from typing import Any
 
 from cato.core.errors import EngineError
 from cato.engines.base import Endpoint, EngineChunk
-from cato.engines.vllm.stream import EventStream, stream_error, whole_answer
+from cato.engines.vllm.stream import EventStream, aborted, stream_error, whole_answer
 from cato.wire.answer import Delta, Text
 from cato.wire.events import Event
 from cato.wire.messages import MessagesWriter, finish_reason_of
@@ -123,7 +123,7 @@ class MessagesEvents(TypedEvents):
                 self._prompt_tokens, self._output_tokens, self._cached_tokens = _counts(
                     event["usage"]
                 )
-                self._finish_reason = MessagesWriter.finish_reason(event)
+                self._finish_reason = _messages_finish(event["delta"])
             case "message_stop":
                 return True
             case "error":
@@ -144,7 +144,16 @@ def _counts(usage: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _responses_finish(response: Mapping[str, Any]) -> str:
+    if response.get("status") == "cancelled":
+        raise aborted()
     return "length" if response.get("status") == "incomplete" else "stop"
+
+
+def _messages_finish(ended: Mapping[str, Any]) -> str:
+    reason = ended.get("stop_reason")
+    if reason is None:  # vLLM has no other word for it in this dialect
+        raise aborted()
+    return finish_reason_of(reason)
 
 
 def events_of(
@@ -174,7 +183,7 @@ def answer_of(endpoint: Endpoint, body: bytes) -> EngineChunk:
                 finish_reason = _responses_finish(value)
             case Endpoint.MESSAGES:
                 parts = value["content"]
-                finish_reason = finish_reason_of(value["stop_reason"])
+                finish_reason = _messages_finish(value)
             case _:
                 parts, finish_reason = [], "stop"
         text = "".join(part.get("text") or "" for part in parts)

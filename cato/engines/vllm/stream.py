@@ -97,7 +97,7 @@ class EventStream:
         reason = choice.get("finish_reason")
         if reason is not None:
             if reason == "abort":
-                raise EngineDeadError("the engine aborted the request", 503)
+                raise aborted()
             self._finish_reason, self._stop_sequence = reason, _stop_sequence(choice)
         delta = choice.get("delta")
         if delta is None:
@@ -136,6 +136,11 @@ class EventStream:
         )
 
 
+def aborted() -> EngineDeadError:
+    """The error for an answer that vLLM ended itself, as it does when it is told to stop."""
+    return EngineDeadError("the engine aborted the request", 503)
+
+
 def _stop_sequence(choice: dict[str, Any]) -> str:
     reason = choice.get("stop_reason")
     return reason if isinstance(reason, str) else ""  # or the id of a token
@@ -166,7 +171,7 @@ def whole_answer(body: bytes) -> EngineChunk:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise EngineError(f"unreadable answer from the engine: {body[:200]!r}") from exc
     if finish_reason == "abort":
-        raise EngineDeadError("the engine aborted the request", 503)
+        raise aborted()
     return chunk
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cato.core.errors import EngineError
+from cato.core.errors import EngineDeadError, EngineError
 from cato.engines.base import Endpoint, EngineChunk
 from cato.engines.vllm.dialects import TypedEvents, answer_of, events_of
 
@@ -127,6 +127,30 @@ def test_an_error_inside_a_stream_is_raised(endpoint: Endpoint, event: dict[str,
     with pytest.raises(EngineError, match="no more memory") as error:
         a_reader(endpoint).feed(as_bytes(event))
     assert error.value.status == 502
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "event", "whole"),
+    [
+        (
+            Endpoint.MESSAGES,
+            {"type": "message_delta", "delta": {"stop_reason": None}, "usage": {}},
+            {"content": [{"type": "text", "text": "def"}], "usage": {}},
+        ),
+        (
+            Endpoint.RESPONSES,
+            {"type": "response.completed", "response": {**RESPONSE, "status": "cancelled"}},
+            {**RESPONSE, "status": "cancelled"},
+        ),
+    ],
+)
+def test_an_answer_that_the_engine_aborted_is_not_whole(
+    endpoint: Endpoint, event: dict[str, object], whole: dict[str, object]
+) -> None:
+    with pytest.raises(EngineDeadError, match="aborted"):
+        a_reader(endpoint).feed(as_bytes(event))
+    with pytest.raises(EngineDeadError, match="aborted"):
+        answer_of(endpoint, json.dumps(whole).encode())
 
 
 @pytest.mark.parametrize(

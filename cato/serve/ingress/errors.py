@@ -32,6 +32,8 @@ log = logging.getLogger("cato.ingress")
 ANTHROPIC_PATH = "/v1/messages"
 # Anthropic's clients send it everywhere, also to paths that they share, such as /v1/models.
 ANTHROPIC_HEADER = "anthropic-version"
+# Its SDKs read the request's id from this header, and from the field `request_id` of an error.
+ANTHROPIC_ID = "request-id"
 # Endpoints that agents use; each may be prefixed with /t/{task}.
 _AGENT_PATHS = ("/v1/chat/completions", "/v1/responses", ANTHROPIC_PATH)
 
@@ -49,7 +51,8 @@ def answer(request: Request, failure: Failure) -> Response:
     if is_of_agents and float(headers.get("Retry-After", "0")) > MAX_RETRY_S:
         headers |= retry_after(MAX_RETRY_S)  # X-CATO-Problem has the real time
     if ANTHROPIC_PATH in path or ANTHROPIC_HEADER in request.headers:
-        body = failure.as_anthropic()
+        headers[ANTHROPIC_ID] = request_id(request)
+        body = {**failure.as_anthropic(), "request_id": request_id(request)}
     else:
         body = failure.as_json(in_conversation=is_of_agents)
     return JsonAnswer(body, failure.status, headers)

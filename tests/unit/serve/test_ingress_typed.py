@@ -244,6 +244,26 @@ async def test_anthropics_clients_get_their_errors_also_where_both_share_a_path(
     assert of_openai["error"]["code"] == "model_not_found"
 
 
+async def test_anthropics_sdk_finds_the_id_of_each_request(tmp_path: Path) -> None:
+    said: Any = [{"role": "user", "content": "Write add."}]
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit,
+        kit.server() as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as claude,
+    ):
+        message = await claude.messages.create(model="fast", max_tokens=5, messages=said)
+        counted = await claude.messages.count_tokens(model="fast", messages=said)
+        async with claude.messages.stream(model="fast", max_tokens=5, messages=said) as events:
+            await events.get_final_message()
+        with pytest.raises(anthropic.NotFoundError) as refused:
+            await claude.messages.create(model="nope", max_tokens=5, messages=said)
+        error = refused.value
+        asked = error.response.headers["x-request-id"]
+        ids = [message._request_id, counted._request_id, events.request_id, error.request_id]
+        assert {id for _, id in kit.records.receipts} == set(ids[:3])
+    assert (error.request_id, strict(ErrorResponse, error.body).request_id) == (asked, asked)
+
+
 @pytest.mark.parametrize("field", ["thread", "compaction", "container", "mcp_servers"])
 async def test_what_only_anthropics_servers_can_do_is_refused_by_field(
     tmp_path: Path, field: str

@@ -24,7 +24,7 @@ from cato.serve.ingress.calls import whole_call
 from cato.serve.ingress.chat_request import ChatRequest, read_chat
 from cato.serve.ingress.chats import session_of_chat, start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.errors import known_headers
+from cato.serve.ingress.errors import ANTHROPIC_ID, known_headers
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.naming import Target, model_of_task, pool_of, with_model
 from cato.serve.ingress.relay import relay_typed
@@ -51,7 +51,8 @@ def routes(ingress: Ingress) -> APIRouter:
         """Answer a conversation in Anthropic's dialect."""
         body = with_model(await read_object(request, ingress.max_body_bytes))
         _check_fields(body)
-        return await _answer(ingress, request, with_plain_blocks(_without_tier(body)))
+        body = with_plain_blocks(_without_tier(body))
+        return _named(request, await _answer(ingress, request, body))
 
     @router.post("/v1/messages/count_tokens", **document.COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:
@@ -68,10 +69,16 @@ def routes(ingress: Ingress) -> APIRouter:
         response = await whole_call(ingress, request, task, _as_count)
         if isinstance(task.error, ContextLengthError):
             tokens = _estimate(ingress, target, chat, task.error)
-            return JsonAnswer({"input_tokens": tokens}, headers=known_headers(request))
-        return response
+            response = JsonAnswer({"input_tokens": tokens}, headers=known_headers(request))
+        return _named(request, response)
 
     return router
+
+
+def _named(request: Request, response: Response) -> Response:
+    """`response` with the request's id where Anthropic's SDKs look for it."""
+    response.headers[ANTHROPIC_ID] = request_id(request)
+    return response
 
 
 def _as_count(answer: dict[str, object], _: FinishRun) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -61,14 +62,15 @@ async def relay_typed(
     is_streamed: bool,
     last_event: str,
     seals: bool = False,
+    extra: Mapping[str, object] = MappingProxyType({}),
 ) -> Response:
     """Answers with typed events; `last_event` is the type of a stream's last one. `seals`: clients
-    can bring reasoning back (`cato.wire.sealed`)."""
+    can bring reasoning back (`cato.wire.sealed`). `extra` are more fields of the answer."""
     if not is_streamed:
-        finished = partial(_typed_whole, seals=seals)
+        finished = partial(_typed_whole, seals=seals, extra=extra)
         return await whole_call(ingress, request, task, finished)
     last = f"event: {last_event}\n".encode()
-    events = partial(_typed, form=form, last=last, seals=seals)
+    events = partial(_typed, form=form, last=last, seals=seals, extra=extra)
     exchange = Exchange(request, task, ingress.has_replicas)
     return await streamed(request, exchange, events, sign=form.sign)
 
@@ -79,10 +81,12 @@ def _with_receipt(
     return {**value, **extra, "cato": as_json(finish.receipt)}
 
 
-def _typed_whole(value: dict[str, object], finish: FinishRun, *, seals: bool) -> dict[str, object]:
+def _typed_whole(
+    value: dict[str, object], finish: FinishRun, *, seals: bool, extra: Mapping[str, object]
+) -> dict[str, object]:
     if seals:
         seal(value.get("output"))
-    return _with_receipt(value, finish, extra={})
+    return _with_receipt(value, finish, extra=extra)
 
 
 async def _choices(
@@ -124,7 +128,13 @@ def _usage_chunk(raw: bytes) -> dict[str, object] | None:
 
 
 async def _typed(
-    exchange: Exchange, batch: list[Piece], *, form: WrittenForm, last: bytes, seals: bool
+    exchange: Exchange,
+    batch: list[Piece],
+    *,
+    form: WrittenForm,
+    last: bytes,
+    seals: bool,
+    extra: Mapping[str, object],
 ) -> AsyncGenerator[bytes, None]:
     """The engine's own events; the last one is held back until the receipt is known."""
     end = b""
@@ -145,5 +155,6 @@ async def _typed(
     event: Event = json.loads(end.partition(b"data: ")[2])
     if seals:
         seal(event["response"].get("output"))
-    form.writer.receipt_place(event)["cato"] = as_json(finish_of(exchange.task).receipt)
+    answer = form.writer.receipt_place(event)
+    answer |= {**extra, "cato": as_json(finish_of(exchange.task).receipt)}
     yield event_bytes(event)

@@ -244,6 +244,17 @@ async def test_anthropics_clients_get_their_errors_also_where_both_share_a_path(
     assert of_openai["error"]["code"] == "model_not_found"
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("model", ["fast", "cato-generation"])
+async def test_a_response_names_the_tier_that_it_got(
+    tmp_path: Path, model: str, is_streamed: bool
+) -> None:
+    body = {"model": model, "input": SAID, "service_tier": "flex", "stream": is_streamed}
+    answer = await post(tmp_path, RESPONSES, body)
+    end = sse_events(answer.text)[-1][1]["response"] if is_streamed else answer.json()
+    assert strict(Response, end).service_tier == "flex"
+
+
 async def test_anthropics_sdk_finds_the_id_of_each_request(tmp_path: Path) -> None:
     said: Any = [{"role": "user", "content": "Write add."}]
     async with (

@@ -115,6 +115,7 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
         is_streamed=chat.is_streamed,
         last_event="response.completed",
         seals=asks(body),
+        extra=_tier(chat),
     )
 
 
@@ -129,9 +130,14 @@ def with_types(items: object) -> object:
     ]
 
 
+def _tier(chat: ChatRequest) -> dict[str, object]:
+    """The tier that serves the request, if it asks for one; the engine does not know it."""
+    return {"service_tier": TIERS[chat.tier][1]} if chat.tier else {}
+
+
 def _writer(request: Request, chat: ChatRequest) -> ResponsesWriter:
     body = chat.body
-    asked = {**body, "service_tier": TIERS[chat.tier][1]} if chat.tier else body
+    asked = {**body, **_tier(chat)}
     return ResponsesWriter(
         request_id(request), str(body.get("model") or ""), int(time.time()), asked
     )

@@ -30,17 +30,23 @@ OWN_FIELDS = frozenset(
 )
 # Of a completion, null lets vLLM go on to the context's end; without the field it ends after 16.
 _NULL_SAYS = frozenset({"max_tokens"})
+# Lists of messages, or of a response's items.
+_MESSAGES = ("messages", "input")
 _NO_CHOICE = ("auto", "none", {"type": "auto"}, {"type": "none"})
 
 
 def engine_body(body: Mapping[str, object], *, is_streamed: bool) -> dict[str, object]:
     """`body` without CATO's fields, and without those that say nothing but that an engine refuses:
-    null, no tools, a choice without tools, and `stream_options` without `stream`."""
+    null, also in messages, no tools, a choice without tools, and `stream_options` without
+    `stream`."""
     passed = {
         key: value
         for key, value in body.items()
         if key not in OWN_FIELDS and (value is not None or key in _NULL_SAYS)
     }
+    for key in _MESSAGES:
+        if isinstance(said := passed.get(key), list) and any(map(_has_nulls, said)):
+            passed[key] = [_without_nulls(one) if _has_nulls(one) else one for one in said]
     if not is_streamed:
         passed.pop("stream_options", None)
     if passed.get("tools") == []:
@@ -48,6 +54,16 @@ def engine_body(body: Mapping[str, object], *, is_streamed: bool) -> dict[str, o
     if "tools" not in passed and passed.get("tool_choice") in _NO_CHOICE:
         del passed["tool_choice"]
     return passed
+
+
+def _has_nulls(message: object) -> bool:
+    return isinstance(message, Mapping) and None in message.values()
+
+
+def _without_nulls(message: Mapping[str, object]) -> dict[str, object]:
+    """A message as its client means it: serializers write absent fields as null, which vLLM refuses
+    for `name`, and for `tool_calls` of an answer without text. `content` may be null."""
+    return {k: value for k, value in message.items() if value is not None or k == "content"}
 
 
 def text_prompt(prompt: object, pool: PoolInfo, model: str, salt: str) -> Prompt:

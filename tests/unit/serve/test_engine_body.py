@@ -41,3 +41,19 @@ def test_fields_that_say_nothing_are_left_out(more: dict[str, Any]) -> None:
 )
 def test_fields_that_say_something_are_passed(more: dict[str, Any]) -> None:
     assert engine_body({"prompt": "x", **more}, is_streamed=True) == {"prompt": "x", **more}
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_fields_of_messages_that_say_nothing_are_left_out(field: str) -> None:
+    # As the models of OpenAI's SDK and of others are serialized.
+    said = [
+        {"role": "user", "content": "x", "name": None},
+        {"role": "assistant", "content": None, "tool_calls": None, "refusal": None},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "y"}], "id": None},
+    ]
+    assert engine_body({field: said}, is_streamed=False)[field] == [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "y"}]},
+    ]
+    assert engine_body({field: "x"}, is_streamed=False) == {field: "x"}

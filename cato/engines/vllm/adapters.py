@@ -89,11 +89,16 @@ class AddedAdapters:
         """
         if adapter.version == 0 or self._held.get(adapter.name) == adapter:
             return
+        # The server finishes a load whose caller leaves, and takes no adapter twice.
+        await asyncio.shield(self._hold(adapter, places))
+
+    async def _hold(self, adapter: AdapterSpec, places: int | None) -> None:
         async with self._lock:
-            held = self._held.get(adapter.name)
+            all_held = self._held  # of this server; the next one has none of them
+            held = all_held.get(adapter.name)
             if held is not None and held.version >= adapter.version:
                 return
-            had = len(self._held)
+            had = len(all_held)
             if held is None and places is not None and had >= places:
                 # vLLM would apply one more to calls without an adapter: see `adapter_argv`.
                 raise EngineError(
@@ -101,11 +106,11 @@ class AddedAdapters:
                     f"CPU, so {adapter.name} needs new replicas: `serve deploy` starts some"
                 )
             await self._load(adapter, is_held=held is not None)
-            self._held[adapter.name] = adapter
+            all_held[adapter.name] = adapter
 
     def forget(self) -> None:
         """The server has ended."""
-        self._held.clear()
+        self._held = {}
         shutil.rmtree(self._links, ignore_errors=True)
 
     async def _load(self, adapter: AdapterSpec, *, is_held: bool) -> None:

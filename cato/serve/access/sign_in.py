@@ -61,7 +61,7 @@ class SignIn:
         self._keys: Keys | None = None
         self._asked_at_s = -ASK_AGAIN_S
         self._has_failed = False  # the last fetch
-        self._asking = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
         self._verified: OrderedDict[bytes, Person] = OrderedDict()
 
@@ -157,23 +157,28 @@ class SignIn:
             log.exception("the keys of %s cannot be read", self.spec.issuer)
 
     async def _refresh(self) -> None:
-        """Fetch the keys unless that was tried a moment ago; keep the known ones on failure."""
-        async with self._asking:
+        """Fetch the keys unless that was tried a moment ago; keep the known ones on failure. A
+        client that leaves does not end the fetch: others wait for it."""
+        if self._fetching is None or self._fetching.done():
             now_s = self._clock()
             if now_s - self._asked_at_s < ASK_AGAIN_S:
                 return
             self._asked_at_s = now_s
-            try:
-                keys = await published(self._ask, self.spec.issuer, now_s)
-            except HttpProblem as problem:
-                self._has_failed = True
-                log.warning("the keys of %s cannot be read: %s", self.spec.issuer, problem)
-                return
-            self._has_failed = False
-            if self._keys is None or keys.document != self._keys.document:
-                self._verified.clear()
-                log.info("%s has %d public keys", self.spec.issuer, len(keys.keys))
-            self._keys = keys
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch(now_s))
+        await asyncio.shield(self._fetching)
+
+    async def _fetch(self, now_s: float) -> None:
+        try:
+            keys = await published(self._ask, self.spec.issuer, now_s)
+        except HttpProblem as problem:
+            self._has_failed = True
+            log.warning("the keys of %s cannot be read: %s", self.spec.issuer, problem)
+            return
+        self._has_failed = False
+        if self._keys is None or keys.document != self._keys.document:
+            self._verified.clear()
+            log.info("%s has %d public keys", self.spec.issuer, len(keys.keys))
+        self._keys = keys
 
     # The status page
 

@@ -304,6 +304,23 @@ async def test_a_failure_a_while_ago_does_not_keep_a_request_from_waiting() -> N
     assert await refusal(sign_in, token) == "invalid_token"
 
 
+async def test_a_client_that_leaves_during_the_first_fetch_locks_nobody_out() -> None:
+    provider = SlowProvider()
+    sign_in = provider.sign_in()
+    provider.answers.clear()
+    first, second = (
+        asyncio.create_task(sign_in.person(provider.token(sub=f"u-{i}"))) for i in range(2)
+    )
+    await asyncio.sleep(0)  # the first one fetches the keys, and the second one waits for them
+    first.cancel()
+    await asyncio.wait([first])
+    provider.answers.set()
+    assert (await second).subject == "oidc:u-1"
+    assert (await sign_in.person(provider.token(sub="u-2"))).subject == "oidc:u-2"
+    assert first.cancelled()
+    assert len(provider.asked) == 2, "one fetch for all"
+
+
 async def test_a_defect_in_the_background_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     provider = Provider()
     sign_in, token = provider.sign_in(), provider.token()

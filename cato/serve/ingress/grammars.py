@@ -78,9 +78,12 @@ class Grammars:
             return
         digest = blake2b(repr(grammars).encode("utf-8", "replace"), digest_size=16).digest()
         if not self._is_known(digest, cpu_s):
-            async with self._turns(tenant):
+            async with contextlib.AsyncExitStack() as turn:
+                await turn.enter_async_context(self._turns(tenant))
                 if not self._is_known(digest, cpu_s):
-                    await self._compile(digest, grammars, cpu_s)
+                    compiling = self._compile(turn.pop_all(), digest, grammars, cpu_s)
+                    # The lane finishes a job whose client has left or is superseded.
+                    await asyncio.shield(compiling)
         took_s, is_all = self._known.get(digest, (0.0, True))
         if took_s > cpu_s or not is_all:
             field = next(field for field, _ in grammar_fields(body))
@@ -124,18 +127,25 @@ class Grammars:
             if not self._asking[tenant]:
                 del self._asking[tenant], self._tenants[tenant]
 
-    async def _compile(self, digest: bytes, grammars: list[tuple[str, str]], cpu_s: float) -> None:
-        # Shielded: the lane runs one job at a time and finishes a job even if its client leaves or
-        # is superseded.
-        found = await asyncio.shield(self._lane.run({"grammars": grammars, "cpu_s": cpu_s}))
-        if found is None:
-            self._known[digest] = cpu_s, False
-        elif isinstance(took_s := found.get("cpu_s"), float):
-            self._known[digest] = took_s, True
-        else:
-            log.warning(
-                "XGrammar is not installed: grammars are limited by size only, not by compile time"
-            )
-            self._is_possible = False
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+    async def _compile(
+        self,
+        turn: contextlib.AsyncExitStack,
+        digest: bytes,
+        grammars: list[tuple[str, str]],
+        cpu_s: float,
+    ) -> None:
+        """Compile with this `turn`, which ends with it."""
+        async with turn:
+            found = await self._lane.run({"grammars": grammars, "cpu_s": cpu_s})
+            if found is None:
+                self._known[digest] = cpu_s, False
+            elif isinstance(took_s := found.get("cpu_s"), float):
+                self._known[digest] = took_s, True
+            else:
+                log.warning(
+                    "XGrammar is not installed: grammars are limited by size only, not by compile "
+                    "time"
+                )
+                self._is_possible = False
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)

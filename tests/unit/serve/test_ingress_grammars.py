@@ -21,6 +21,7 @@ from cato.core.errors import InputError, QuotaError
 from cato.serve.ingress import calls
 from cato.serve.ingress.bounds import DEFAULT, check_call
 from cato.serve.ingress.grammars import Grammars, grammars_of
+from cato.serve.lanes import Job, Lane
 
 # Not imported here: it takes seconds, for torch, and every worker collects this file.
 if find_spec("xgrammar") is None:
@@ -150,6 +151,40 @@ async def test_a_caller_that_leaves_leaves_no_turn_taken() -> None:
         await grammars.check({**COMPLETE, **USUAL}, "a", 8.0)
     assert not grammars._turn.locked()
     grammars.close()
+
+
+class SlowLane(Lane):
+    """Finishes its jobs, also those whose callers have left, when `may_end` is set."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.may_end = asyncio.Event()
+
+    async def run(self, job: Job) -> dict[str, object]:
+        self.jobs.append(job)
+        await self.may_end.wait()
+        return {"cpu_s": 0.1}
+
+
+async def test_a_tenant_whose_callers_leave_gives_the_lane_one_job_at_a_time() -> None:
+    grammars = Grammars(wait_s=60.0)
+    grammars._lane = lane = SlowLane()
+    for n in range(5):
+        asked = asyncio.create_task(grammars.check(formatted(fields(n + 1)), "a", 8.0))
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+    assert len(lane.jobs) == 1
+    other = asyncio.create_task(grammars.check(formatted({"type": "null"}), "b", 8.0))
+    await asyncio.sleep(0)
+    lane.may_end.set()
+    await other
+    assert len(lane.jobs) == 2, "those who left before their turn are not compiled"
+    await grammars.check(formatted(fields(1)), "a", 8.0)
+    assert len(lane.jobs) == 2, "what the first one's took is known"
+    assert not grammars._turn.locked()
+    assert not grammars._tenants
 
 
 async def test_the_worker_is_light_and_ends_with_its_owner(grammars: Grammars) -> None:

@@ -147,15 +147,25 @@ class EvictionManager:
 
     async def add_model(self, added: RegisteredModel) -> None:
         """Accept calls for the model from now on; raise `InputError` when its name is taken."""
-        pool = await self._pool(added.pool)
-        why_not = pool.why_not_add(added.hosted)
-        if why_not is not None:
-            raise InputError(why_not)
-        pool.add_model(added.hosted, added.profile.to_profile())
+        await self._pool(added.pool)
+        async with self._registering:  # new state may have read the store before
+            pool = self._present(added.pool)
+            why_not = pool.why_not_add(added.hosted)
+            if why_not is not None:
+                raise InputError(why_not)
+            pool.add_model(added.hosted, added.profile.to_profile())
 
     async def remove_model(self, pool: PoolName, name: ModelName) -> None:
-        """See `SharedPool.remove_model`."""
-        await (await self._pool(pool)).remove_model(name)
+        """See `SharedPool.remove_model`. Meanwhile new state may take the pool's place: it has read
+        the model from the store."""
+        shared = await self._pool(pool)
+        while True:
+            await shared.remove_model(name)
+            async with self._registering:
+                now = self._shared.get(pool, shared)
+            if now is shared or name not in now.hosted:
+                return
+            shared = now
 
     async def decisions(self) -> dict[PoolName, PoolDecisions]:
         """For each shared pool: its newest decisions with their reasons, and the counts of all."""
@@ -183,8 +193,13 @@ class EvictionManager:
         deadline_s = time.monotonic() + KNOWN_WITHIN_S
         while name not in self._shared:
             if time.monotonic() > deadline_s:
-                raise UnknownNameError("shared pool", name, tuple(self._shared))
+                break
             await asyncio.sleep(POLL_S)
+        return self._present(name)
+
+    def _present(self, name: PoolName) -> SharedPool:
+        if name not in self._shared:
+            raise UnknownNameError("shared pool", name, tuple(self._shared))
         return self._shared[name]
 
     async def _tick_forever(self) -> None:

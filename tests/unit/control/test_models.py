@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_shared_pool import an_invocation
 from typer.testing import CliRunner
 
 from cato.cli.models import app
+from cato.control import eviction
 from cato.control.eviction import EvictionManager
 from cato.core.errors import ContextLengthError, InputError, UnknownNameError
 from cato.core.ids import DeploymentName, ModelName, PoolName
@@ -25,6 +28,7 @@ from cato.core.topology import (
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.staging import checked_path, weight_files
 from cato.serve.staging_slot import StagingSlot
+from cato.store.in_thread import with_store
 from cato.store.store import MetadataStore
 
 CARDS = PoolName("cards")
@@ -55,10 +59,15 @@ def a_file() -> ProfileFile:
     return ProfileFile.of(QUICK, Provenance(simulated=True))
 
 
-async def registered(manager: EvictionManager, store: Path) -> None:
+async def registered(manager: EvictionManager, store: Path, slo_s: float = 1.5) -> None:
+    spec = replace(a_spec(), models=(replace(a_model(JAVA), slo_s=slo_s),))
     await manager.register(
-        [(a_spec(), {JAVA: {SLOTS.name: QUICK}})], {CARDS: SharedPoolPolicies()}, str(store)
+        [(spec, {JAVA: {SLOTS.name: QUICK}})], {CARDS: SharedPoolPolicies()}, str(store)
     )
+
+
+async def served(manager: EvictionManager) -> list[str]:
+    return [p.name for p in await manager.parts() or ()]
 
 
 def test_the_store_keeps_every_measurement_of_a_model(tmp_path: Path) -> None:
@@ -138,6 +147,50 @@ def test_what_the_store_could_not_tell_is_asked_for_again(tmp_path: Path) -> Non
         assert [p.name for p in parts] == ["cards/go", "cards/java"]
 
     asyncio.run(scenario())
+
+
+async def test_a_model_that_is_removed_while_its_pool_is_redeployed_is_gone(
+    tmp_path: Path,
+) -> None:
+    manager, file = EvictionManager(), tmp_path / "m.db"
+    await registered(manager, file)
+    store = MetadataStore.open(file)
+    await manager.add_model(store.add_model(CARDS, a_model(GO), a_file()))
+    asked = asyncio.create_task(manager._shared[CARDS].offer(an_invocation("1"), 0, GO))
+    await asyncio.sleep(0)
+    removed = asyncio.create_task(manager.remove_model(CARDS, GO))
+    await asyncio.sleep(0)
+    await registered(manager, file, slo_s=9.0)
+    asked.cancel()  # its link has ended
+    await removed
+    store.remove_model(CARDS, GO)
+    assert await served(manager) == ["cards/java"]
+    store.close()
+
+
+async def test_a_model_that_is_added_while_its_pool_is_redeployed_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, file = EvictionManager(), tmp_path / "m.db"
+    await registered(manager, file)
+    has_read, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(location: str | None, use: Callable[[MetadataStore], object]) -> object:
+        found = await with_store(location, use)
+        has_read.set()
+        await may_go_on.wait()
+        return found
+
+    monkeypatch.setattr(eviction, "with_store", slowly)
+    redeployed = asyncio.create_task(registered(manager, file, slo_s=9.0))
+    await has_read.wait()
+    store = MetadataStore.open(file)
+    added = asyncio.create_task(manager.add_model(store.add_model(CARDS, a_model(GO), a_file())))
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await asyncio.gather(redeployed, added)
+    assert await served(manager) == ["cards/go", "cards/java"]
+    store.close()
 
 
 def test_a_simulated_model_is_measured_as_its_profile_says() -> None:

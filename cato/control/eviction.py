@@ -153,6 +153,9 @@ class EvictionManager:
             why_not = pool.why_not_add(added.hosted)
             if why_not is not None:
                 raise InputError(why_not)
+            if added.name not in pool.hosted:
+                # A slot that was not connected at a removal may hold weights of the same name.
+                pool.slots.clear(added.name)
             pool.add_model(added.hosted, added.profile.to_profile())
 
     async def remove_model(self, pool: PoolName, name: ModelName) -> None:

@@ -29,7 +29,7 @@ from cato.core.errors import (
     UnknownNameError,
 )
 from cato.core.events import InvocationWithdrawn
-from cato.core.eviction import CopyId
+from cato.core.eviction import CardId, CopyId
 from cato.core.ids import (
     DeploymentName,
     HostId,
@@ -59,6 +59,7 @@ from cato.engines.simulated import SimulatedEngine, simulated_seed, simulated_te
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader
 from cato.serve.lease_link import LeaseLink
+from cato.store.records import RegisteredModel
 from cato.wire.link.connection import Connection, Handler
 from tests.unit.link_kit import SECRET, dial, taken
 
@@ -681,6 +682,35 @@ def test_a_slot_that_was_lost_and_lives_comes_back() -> None:
 
 
 NEW = HostedModel(ModelSpec(GO, "simulated", "qwen"))
+
+
+async def test_weights_that_a_slot_kept_through_the_removal_of_their_model_are_not_served(
+    tmp_path: Path,
+) -> None:
+    spec, manager = a_pool(JAVA), EvictionManager()
+    await manager.register(
+        [(spec, on_each(spec, {JAVA: QUICK}))], {spec.name: spec.policies}, str(tmp_path / "m.db")
+    )
+    pool, slot = manager._shared[spec.name], ReplicaId("slot")
+    file = ProfileFile.of(QUICK, Provenance())
+    await manager.add_model(RegisteredModel(spec.name, 1, 0.0, NEW, file))
+    report = SlotReport(slot, 1, HostId("host"), SHAPE, SlotState.READY, CopyId("copy-1"), GO)
+    pool.report(report)
+    pool.lose(slot, "its link ended")
+    await manager.remove_model(spec.name, GO)
+    pool.report(replace(report, number=2))
+    other = HostedModel(ModelSpec(GO, "other", "qwen"))
+    await manager.add_model(RegisteredModel(spec.name, 1, 0.0, other, file))
+    pool.report(replace(report, number=3))
+    waiting = asyncio.create_task(pool.offer(an_invocation("1"), 0, GO))
+    await asyncio.sleep(0)
+    assert not waiting.done(), "the slot holds the weights of the removed model"
+    pool.report(
+        replace(report, number=4, state=SlotState.EMPTY, copy_id=CopyId("none"), model=None)
+    )
+    assert pool.placement.cards() == {CardId("slot"): None}, "it is free for a load"
+    waiting.cancel()
+    await asyncio.wait([waiting])
 
 
 class Held(EngineLoader):

@@ -47,6 +47,8 @@ class ResourceProvisioner:
         self._looking: asyncio.Task[None] | None = None
         # Adapters added to a base model since the deployment; None until the store was read.
         self._adapters: tuple[AddedAdapter, ...] | None = None
+        self._reading = asyncio.Lock()
+        self._topology: Topology | None = None  # known before `_fleet`, which waits for a read
         self._refusals: tuple[str, ...] = ()  # of deployment files, by Serve
         self._config_problem = ""
 
@@ -63,9 +65,10 @@ class ResourceProvisioner:
         """
         self._config_problem = config_problem
         policies = {pool: scaling_policy(s) for pool, s in scaling.items()}
+        self._topology = topology
         if self._adapters is None:  # first: ingresses forget adapters that the topology lacks
             try:
-                self._adapters = await _adapters_in(topology.store)
+                await self.read_adapters()
             except StoreError as error:
                 log.error("added adapters are not served yet: cannot read the store: %s", error)
         if self._fleet is None or topology != self._fleet.topology:
@@ -93,8 +96,9 @@ class ResourceProvisioner:
 
     async def read_adapters(self) -> None:
         """Reload the callable adapters from the metadata store; raise `StoreError`."""
-        if self._fleet is not None:
-            self._adapters = await _adapters_in(self._fleet.topology.store)
+        async with self._reading:  # an earlier read must not end last
+            if self._topology is not None:
+                self._adapters = await _adapters_in(self._topology.store)
 
     async def scale(self, deployment: str, replicas: int) -> int:
         """Ask for `replicas`; returns the number within bounds.

@@ -25,6 +25,7 @@ from cato.core.provisioning import FleetOrchestrator
 from cato.core.scaling import Arrivals, PoolLoad, ReplicaLoad, Scale
 from cato.core.topology import (
     RAY_SERVE,
+    AdapterSpec,
     DeploymentSpec,
     EngineSpec,
     ModelSpec,
@@ -34,6 +35,7 @@ from cato.core.topology import (
     Topology,
 )
 from cato.policies.scaling.registry import SCALING, scaling_policy
+from cato.store.records import AddedAdapter
 
 P, Q = PoolName("p"), PoolName("q")
 D, E = DeploymentName("d"), DeploymentName("e")
@@ -516,3 +518,49 @@ def test_a_router_that_hangs_keeps_no_other_from_hearing_who_leaves(
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(telling)
     assert told == {actors.router_name(P, 1): ids("d", 2) - ids("d", 1)}
+
+
+class Reads:
+    """Reads of the added adapters: each tells what the store held when it began."""
+
+    def __init__(self) -> None:
+        self.adapters: tuple[AddedAdapter, ...] = ()
+        self.answers: list[asyncio.Event] = []
+
+    async def __call__(self, store: str | None) -> tuple[AddedAdapter, ...]:
+        found = self.adapters
+        self.answers.append(asyncio.Event())
+        await self.answers[-1].wait()
+        return found
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_an_adapter_added_during_a_read_is_served_whichever_read_ends_last(
+    monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    monkeypatch.setattr(provisioner, "_adapters_in", reads := Reads())
+    monkeypatch.setattr(ResourceProvisioner, "_look", lambda *_: asyncio.sleep(0))
+    model = ModelName("m")
+    spec = ModelSpec(model, "m", "qwen", adapter_places=1)
+    pool = PoolSpec(P, spec, (a_deployment(),))
+    scaler = ResourceProvisioner()
+    asked = [asyncio.create_task(scaler.register(Topology((pool,)), {D: a_profile()}, {}))]
+    await asyncio.sleep(0)
+    if not is_first:
+        reads.answers[-1].set()
+        await asked[0]
+        asked.append(asyncio.create_task(scaler.read_adapters()))
+        await asyncio.sleep(0)
+    reads.adapters = (AddedAdapter(model, AdapterSpec(ModelName("team"), "acme/lora")),)
+    asked.append(asyncio.create_task(scaler.read_adapters()))
+    await asyncio.sleep(0)
+    while not all(task.done() for task in asked):
+        for answer in reversed(reads.answers):
+            answer.set()
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    topology = await scaler.topology()
+    assert topology is not None
+    assert [a.name for p in topology.pools for a in p.model.adapters] == ["team"]
+    assert scaler._looking is not None
+    scaler._looking.cancel()

@@ -207,6 +207,14 @@ async def application(app: str) -> ServedApplication | None:
     return _application(details[app]) if app in details else None
 
 
+async def is_stopping() -> bool:
+    """Whether Serve stops the replica in this process."""
+    mine = serve.get_replica_context().replica_id
+    app = (await _details()).get(mine.deployment_id.app_name, {})
+    listed = app.get("deployments", {}).get(mine.deployment_id.name)
+    return listed is not None and mine.unique_id in _served(listed).draining
+
+
 def _application(details: Mapping[str, Any]) -> ServedApplication:
     config = details.get("deployed_app_config") or {}
     return ServedApplication(

@@ -15,7 +15,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from cato.config.control import control_problems, pool_changes, shared_pool_changes
-from cato.control import actors
+from cato.control import actors, ray_private
 from cato.control.eviction import EvictionManager
 from cato.control.profiler import Profiler
 from cato.control.provisioner import ResourceProvisioner
@@ -185,9 +185,21 @@ class ControlPlane:
             held = card_time(residents, datetime.now(UTC).date().isoformat(), since_s)
             await actors.get(actors.PROFILER).hold_cards.remote(held)
 
+    async def _is_replaced(self) -> bool:
+        """Whether Serve stops this replica. It drains for up to half a minute, while the next one
+        has told the control actors a newer configuration."""
+        try:
+            async with asyncio.timeout(ASSERT_S):
+                return await ray_private.is_stopping()
+        except Exception as error:  # whatever it answers, the actors need their configuration
+            log.warning("Serve's controller does not tell whether this replica stays: %r", error)
+            return False
+
     async def _assert_forever(self) -> None:
         while True:
             await asyncio.sleep(ASSERT_S)
+            if await self._is_replaced():
+                return
             with _missing_answers_logged():
                 await self._assert(ANSWER_WITHIN_S)
                 await self._count_cards()

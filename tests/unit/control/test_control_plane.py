@@ -37,12 +37,18 @@ class Actors:
         self.told: dict[tuple[str, str], tuple[object, ...]] = {}
         self.lost: set[str] = set()
         self.hanging: set[str] = set()
+        self.is_stopping = False  # the control plane's own replica, by Serve
 
     def get(self, name: str) -> Any:
         return _Handle(self, name)
 
     def create(self, cls: type, name: str, *args: object) -> Any:
         return self.get(name)
+
+    async def stops(self) -> bool:
+        if "controller" in self.lost:
+            raise RayError("the actor died")
+        return self.is_stopping
 
     @property
     def policies(self) -> object:
@@ -70,6 +76,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Actors:
     monkeypatch.setattr(actors, "get", local.get)
     monkeypatch.setattr(actors, "create", local.create)
     monkeypatch.setattr(actors, "remove_routers_but", lambda _: None)
+    monkeypatch.setattr(control_plane.ray_private, "is_stopping", local.stops)
     return local
 
 
@@ -105,6 +112,21 @@ async def test_an_actor_that_hangs_keeps_no_other_from_its_configuration(
         told.told.clear()  # the router was restarted
         while (actors.router_name(POOL), "configure") not in told.told:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    await end(control)
+
+
+async def test_one_that_drains_tells_nothing_more_to_the_actors_of_the_next(
+    told: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_plane, "ASSERT_S", 0.02)
+    control = await begun()
+    told.lost = {"controller"}
+    told.told.clear()
+    async with asyncio.timeout(5):
+        while not told.told:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        told.lost, told.is_stopping = set(), True
+        await control._task
     await end(control)
 
 

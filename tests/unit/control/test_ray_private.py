@@ -11,8 +11,12 @@ import httpx
 import pytest
 import uvicorn
 from ingress_kit import until
+from ray import serve
+from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.replica import Replica
+from ray.serve.request_router import ReplicaID
 
+from cato.control import ray_private
 from cato.control.ray_private import keep_requests_retryable
 
 
@@ -77,3 +81,27 @@ async def test_a_request_that_is_given_up_gets_503_unless_its_answer_has_begun(
             assert told.json()["error"]["code"] == "stopping"
     server.should_exit = True
     await serving
+
+
+@pytest.mark.parametrize(
+    ("states", "is_stopping"),
+    [
+        ({"mine": ReplicaState.RUNNING, "next": ReplicaState.STARTING}, False),
+        ({"mine": ReplicaState.STOPPING, "next": ReplicaState.STARTING}, True),
+        ({"mine": ReplicaState.STOPPING, "next": ReplicaState.RUNNING}, True),
+        ({}, False),
+    ],
+)
+async def test_a_replica_knows_that_serve_stops_it(
+    monkeypatch: pytest.MonkeyPatch, states: dict[str, ReplicaState], is_stopping: bool
+) -> None:
+    replicas = [{"replica_id": id, "state": s, "node_id": "n"} for id, s in states.items()]
+    listed = {"control-plane": {"target_num_replicas": 1, "replicas": replicas}} if states else {}
+
+    async def details() -> dict[str, Any]:
+        return {"engines": {"deployments": listed}}
+
+    mine = ReplicaID("mine", DeploymentID("control-plane", "engines"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_id=mine))
+    monkeypatch.setattr(ray_private, "_details", details)
+    assert await ray_private.is_stopping() is is_stopping

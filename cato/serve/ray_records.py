@@ -67,6 +67,7 @@ class RayRecords:
         self._usage = UsageOutbox(secrets.token_hex(8))
         self._told: list[Feedback] = []
         self._rollouts: dict[str, Rollout] = {}
+        self._changes = 0  # of keys, tenants and rollouts, made here
         self._refresher: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
 
@@ -168,7 +169,11 @@ class RayRecords:
         about: ApiKey | Tenant | None = await self._asked(
             lambda p: p.administer.remote(change, by, within)
         )
-        self._access.learn(await self.access())  # takes effect at once on this ingress
+        self._changes += 1
+        try:
+            self._access.learn(await self.access())  # takes effect at once on this ingress
+        except StoreUnavailableError as error:
+            log.info("the next news will tell of a change that was made: %s", error)
         return about
 
     async def audit(
@@ -188,6 +193,7 @@ class RayRecords:
 
     async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
         changed: Rollout = await self._asked(lambda p: p.order_rollout.remote(order, by))
+        self._changes += 1
         self._rollouts = {**self._rollouts, changed.name: changed}
         return changed
 
@@ -227,11 +233,11 @@ class RayRecords:
             try:
                 if self._profiler is None:
                     self._profiler = actors.get(actors.PROFILER)
-                await self._learn(
-                    await self._profiler.news.remote(
-                        self._lengths.version, self._past_runs.version, self._usage.sender
-                    )
+                changes = self._changes
+                news = await self._profiler.news.remote(
+                    self._lengths.version, self._past_runs.version, self._usage.sender
                 )
+                await self._learn(news, is_older=changes != self._changes)
                 self._send()  # what an earlier profiler has lost
             except (ValueError, RayError) as error:
                 log.info("profiler: %s", error)
@@ -250,10 +256,12 @@ class RayRecords:
         if access is not None:
             self._access.learn(access)
 
-    async def _learn(self, news: News) -> None:
-        if news.rollouts is not None:
-            self._rollouts = {r.name: r for r in news.rollouts}
-        self._access.learn(news.access)
+    async def _learn(self, news: News, *, is_older: bool) -> None:
+        """`is_older`: it was asked for before the latest change made here, and may lack it."""
+        if not is_older:
+            if news.rollouts is not None:
+                self._rollouts = {r.name: r for r in news.rollouts}
+            self._access.learn(news.access)
         self._usage.kept(news.profiler, news.kept_usage)
         self._table = news.estimates
         if news.lengths is not None:

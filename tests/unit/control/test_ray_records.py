@@ -16,8 +16,10 @@ from store_kit import a_receipt
 
 from cato.control import actors
 from cato.control.profiler import Profiler
-from cato.core.tenancy import Usage
+from cato.core.administration import AddKey
+from cato.core.tenancy import ApiKey, Usage
 from cato.serve import ray_records
+from cato.serve.access.administration import with_secret
 from cato.serve.access.control import AccessControl
 from cato.serve.ray_pools import RayPools
 from cato.serve.ray_records import RayRecords
@@ -31,6 +33,8 @@ class Handle:
     def __init__(self, now: Profiler) -> None:
         self.now = now
         self.lose: Callable[[str], None] = lambda _: None
+        self.held: dict[str, asyncio.Event] = {}  # methods whose answers wait
+        self.waiting: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return _Method(self, name)
@@ -47,6 +51,9 @@ class _Method:
         self._handle.lose(f"before {self._name}")
         answer = await getattr(self._handle.now, self._name)(*args)
         self._handle.lose(f"after {self._name}")
+        if (may_come := self._handle.held.get(self._name)) is not None:
+            self._handle.waiting.append(self._name)
+            await may_come.wait()
         return answer
 
 
@@ -108,4 +115,49 @@ async def test_usage_is_whole_after_lost_calls_lost_answers_and_killed_profilers
     assert await found() == expected
     assert sum(u.requests for u in await records.usage(None)) == 300
     records._refresher.cancel()  # type: ignore[union-attr]
+    await handle.now.close()
+
+
+def a_new_key() -> tuple[str, ApiKey]:
+    return with_secret(ApiKey("new", "", "red"), 0.0)
+
+
+async def test_news_asked_for_before_a_change_made_here_does_not_undo_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Handle(Profiler(tmp_path / "m.db"))
+    monkeypatch.setattr(actors, "get", lambda _: handle)
+    monkeypatch.setattr(ray_records, "REFRESH_S", 1000.0)  # no other news comes
+    handle.held["news"] = asyncio.Event()
+    access = AccessControl()
+    records = RayRecords(RayPools({}), {}, access)
+    records.start()
+    while not handle.waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    secret, key = a_new_key()
+    await records.administer(AddKey(key), "ops", None)
+    assert access.caller(secret, is_local=False).tenant == "red"
+    handle.held.pop("news").set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert access.caller(secret, is_local=False).tenant == "red"
+    assert records._refresher is not None
+    records._refresher.cancel()
+    await handle.now.close()
+
+
+async def test_a_change_that_was_made_is_told_though_the_profiler_is_lost_right_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Handle(Profiler(tmp_path / "m.db"))
+    records = RayRecords(RayPools({}), {}, AccessControl())
+    records._profiler = handle
+
+    def lose(when: str) -> None:
+        if when == "before access":
+            raise ActorUnavailableError("the connection is lost", None)
+
+    handle.lose = lose
+    _, key = a_new_key()
+    assert await records.administer(AddKey(key), "ops", None) == key
     await handle.now.close()

@@ -69,6 +69,8 @@ class Supervisor:
             self._process = await asyncio.create_subprocess_exec(
                 *command, preexec_fn=_end_with_parent
             )
+            if self._is_leaving:  # the signal came while no HAProxy ran
+                self._leave(signal.SIGTERM)
             if server is None and await self._is_up():
                 server = await self._listen()
                 if earlier is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,7 +19,8 @@ import psutil
 import pytest
 from kits.processes import is_alive
 
-from cato.serve import haproxy
+from cato.serve import haproxy, haproxy_supervisor
+from cato.serve.haproxy_supervisor import Supervisor
 from cato.serve.ports import free_port
 
 pytestmark = pytest.mark.skipif(
@@ -214,3 +216,52 @@ def test_without_its_host_it_ends(
     place.processes[0].wait()
     until(lambda: not is_alive(supervisor))
     until(lambda: place.get() is None)
+
+
+class Fake:
+    """A process that ends when it gets a signal."""
+
+    def __init__(self) -> None:
+        self.pid, self.returncode = 1, None
+        self._ended = asyncio.Event()
+
+    def send_signal(self, number: int) -> None:
+        self.returncode = -number
+        self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_a_signal_between_two_haproxys_ends_the_supervisor_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    started, may_start = [Fake()], asyncio.Event()
+    may_start.set()
+
+    async def start(*_: object, **__: object) -> Fake:
+        await may_start.wait()
+        return started[-1]
+
+    async def is_up() -> bool:
+        return started[-1].returncode is None
+
+    supervisor = Supervisor([], str(place.asked_at))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(supervisor, "_is_up", is_up)
+    monkeypatch.setattr(haproxy_supervisor, "_LEAST_LIFE_S", 0.0 if is_begun else 60.0)
+    supervising = asyncio.create_task(supervisor._supervise(None))
+    while not place.asked_at.exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    may_start.clear()
+    started[0].send_signal(signal.SIGKILL)
+    started.append(Fake())
+    for _ in range(10):  # it pauses before the next one, or has begun to start it
+        await asyncio.sleep(0)
+    supervisor._leave(signal.SIGTERM)
+    may_start.set()
+    async with asyncio.timeout(5):
+        assert await supervising != 0

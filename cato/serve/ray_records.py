@@ -231,20 +231,24 @@ class RayRecords:
     async def _refresh_forever(self) -> None:
         while True:
             try:
-                if self._profiler is None:
-                    self._profiler = actors.get(actors.PROFILER)
-                changes = self._changes
-                news = await self._profiler.news.remote(
-                    self._lengths.version, self._past_runs.version, self._usage.sender
-                )
-                await self._learn(news, is_older=changes != self._changes)
-                self._send()  # what an earlier profiler has lost
-            except (ValueError, RayError) as error:
-                log.info("profiler: %s", error)
-                await self._learn_keys_early()
+                await self._refresh()
             except Exception:
                 log.exception("refreshing from the profiler failed; trying again")
             await asyncio.sleep(REFRESH_S)
+
+    async def _refresh(self) -> None:
+        try:
+            if self._profiler is None:
+                self._profiler = actors.get(actors.PROFILER)
+            changes = self._changes
+            news = await self._profiler.news.remote(
+                self._lengths.version, self._past_runs.version, self._usage.sender
+            )
+            await self._learn(news, is_older=changes != self._changes)
+            self._send()  # what an earlier profiler has lost
+        except (ValueError, RayError) as error:
+            log.info("profiler: %s", error)
+            await self._learn_keys_early()
 
     async def _learn_keys_early(self) -> None:
         """Read the keys from the store itself until there is a Profiler."""

@@ -161,3 +161,38 @@ async def test_a_change_that_was_made_is_told_though_the_profiler_is_lost_right_
     _, key = a_new_key()
     assert await records.administer(AddKey(key), "ops", None) == key
     await handle.now.close()
+
+
+async def test_a_store_whose_folder_is_closed_does_not_keep_the_keys_unknown_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "closed" / "m.db").parent.mkdir()
+    handle = Handle(Profiler(path))
+    exists, asked = Path.exists, list[Path]()
+
+    def found(file: Path) -> bool:
+        if file == path:  # this process, unlike the test's, may not look into the folder
+            asked.append(file)
+            raise PermissionError(13, "Permission denied", str(file))
+        return exists(file)
+
+    def none(_: str) -> Handle:
+        raise ValueError("there is no profiler yet")
+
+    monkeypatch.setattr(ray_records, "REFRESH_S", 0.01)
+    monkeypatch.setattr(ray_records.ray_private, "is_on_head_node", lambda: True)
+    monkeypatch.setattr(RayPools, "deployed_args", {"store": str(path)})
+    monkeypatch.setattr(Path, "exists", found)
+    monkeypatch.setattr(actors, "get", none)
+    access = AccessControl()
+    records = RayRecords(RayPools({}), {}, access)
+    records.start()
+    async with asyncio.timeout(10):
+        while not asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(actors, "get", lambda _: handle)
+        while access.why_not_ready():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert records._refresher is not None
+    records._refresher.cancel()
+    await handle.now.close()

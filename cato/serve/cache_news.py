@@ -45,7 +45,9 @@ class CacheNews:
         self._schedule()
 
     def tell_whole(self) -> None:
-        """Tell a new router all that is in the cache."""
+        """Tell a router all that is in the cache, and that it knows of nothing else: it may have
+        missed news on a link that has broken."""
+        self._tell(NodeNews(cleared=True))
         for news in self._map.whole():
             self._tell(news)
 

@@ -10,10 +10,11 @@ from random import Random
 from kits.builders import a_profile, an_invocation
 from virtual_time_kit import VirtualLoop
 
-from cato.control.messages import CODEC
+from cato.control.messages import CODEC, Told
 from cato.core.events import CacheChanged
 from cato.core.ids import ModelName, ReplicaId
-from cato.core.kv_events import BlocksStored, NodeNews
+from cato.core.kv_events import BlocksRemoved, BlocksStored, NodeNews
+from cato.core.pool.caches import CachePicture
 from cato.core.prefix_cache import block_hashes
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 from cato.core.topology import EngineSpec, ModelSpec
@@ -75,6 +76,35 @@ async def test_an_engine_that_tells_of_more_blocks_than_it_has_is_believed_no_mo
     news._heard(news._map, BlocksStored((1,), None, 16))
     news._tell_news()
     assert told == [CacheChanged(0.0, ReplicaId("r"), NodeNews(cleared=True))]
+
+
+async def test_a_router_that_missed_what_left_the_cache_is_told_by_the_next_link() -> None:
+    """After a broken network the next link may begin before the router notices the end of the one
+    before, so that it does not forget the replica."""
+    id, size, is_linked = ReplicaId("r"), PREFIX_BLOCK_TOKENS, True
+    picture, prefix = CachePicture(), (11, 12)
+    picture.add(id, 100 * size)
+
+    def tell(told: Told) -> None:
+        assert isinstance(told, CacheChanged)
+        if is_linked:
+            picture.hear(id, told.news)
+
+    news = CacheNews(id, tell)
+    request = EngineRequest("c", Endpoint.COMPLETIONS, {}, prompt_tokens=2 * size, prefix=prefix)
+    picture.use(id, "", prefix)
+    news.begin(request)
+    news._heard(news._map, BlocksStored((1, 2), None, size, "c"))
+    news.end(request, 2 * size, 0)
+    for _ in range(2):  # the last events of a call may come after its end
+        news._tell_news()
+    assert picture.cached_nodes(id, prefix) == 2
+    is_linked = False
+    news._heard(news._map, BlocksRemoved((2,)))
+    news._tell_news()
+    is_linked = True
+    news.tell_whole()
+    assert picture.cached_nodes(id, prefix) == 1
 
 
 def in_virtual_time(play: Callable[[Talk], Awaitable[None]]) -> None:

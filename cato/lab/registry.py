@@ -34,6 +34,7 @@ STUDIES: Mapping[str, str] = MappingProxyType(
         "completions": "studies.completions",
         "agents": "studies.agents",
         "agents-and-completions": "studies.agents_and_completions",
+        "agents-and-changes": "studies.agents_and_changes",
         "robustness": "studies.robustness",
         "length-features": "studies.length_features",
         "cace-windows": "experiments.cace_figures",

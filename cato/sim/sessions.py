@@ -62,11 +62,13 @@ class Users:
         session_target_s: Callable[[RecordedSession], float] | None = None,
         plans: Sequence[UserPlan] = (),
         scale: float = 1.0,
+        first_within_s: float = FIRST_ARRIVALS_S,
     ) -> None:
         """`change`: applied to turns before they begin. `alongside`: further tasks with their own
         arrivals; `alongside` later holds their outcomes. With `session_target_s` each turn gets its
         part of it, by the rule of live ingresses; `sessions` holds the outcomes. With `plans` each
-        user plays its own plan, with times multiplied by `scale`.
+        user plays its own plan, with times multiplied by `scale`. `first_within_s`: in which users
+        without plans begin.
         """
         profile = pool.profiles[0]
         block_tokens = max(1, pool.cache_block_tokens)
@@ -79,6 +81,7 @@ class Users:
         self._rules = TurnRules(pool.name, profile, length, scale)
         self._plans = plans
         self._users = users
+        self._first_within_s = first_within_s
         self._change = change
         self._coming = alongside
         self._rng = np.random.default_rng([seed, users])
@@ -98,7 +101,7 @@ class Users:
         for plan in self._plans:
             self.fleet.kernel.at(plan.start_s, self._next_part, iter(plan.parts))
         users = 0 if self._plans else self._users
-        for start_s in self._rng.uniform(0.0, FIRST_ARRIVALS_S, users):
+        for start_s in self._rng.uniform(0.0, self._first_within_s, users):
             self.fleet.kernel.at(float(start_s), self._next_session)
         for task in self._coming:
             self.fleet.kernel.at(task.arrived_at_s, self._begin_alongside, task)

@@ -207,7 +207,7 @@ def test_a_damaged_trace_is_found_before_the_first_cell_runs(tmp_path: Path) -> 
     path = tmp_path / "trace.jsonl"
     path.write_text("{")
     begun: list[int] = []
-    for name in ("agents", "agents-and-completions", "robustness"):
+    for name in ("agents", "agents-and-completions", "agents-and-changes", "robustness"):
         with pytest.raises(InputError, match="line 1: no session"):
             experiment(name).run(
                 Options((1,), trace=path, quick=True), lambda done, of: begun.append(done)

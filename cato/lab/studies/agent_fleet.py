@@ -181,8 +181,8 @@ def measure(
         raise InputError(f"{trace}: needs at least two sessions, one to tune on and one to report")
     users = max(1, round(users_per_card * len(fleet.profiles)))
     player = Users(sessions, users, fleet, length_belief(tuned_on or reported), seed)
-    played = player.run(WARM_UP_S + COUNTED_S + GRACE_S)
-    return metrics_of(played)
+    end_s = WARM_UP_S + COUNTED_S
+    return metrics_of(player.run(end_s + GRACE_S), WARM_UP_S, end_s)
 
 
 def length_belief(sessions: Sequence[RecordedSession]) -> LengthBelief:
@@ -190,14 +190,14 @@ def length_belief(sessions: Sequence[RecordedSession]) -> LengthBelief:
     return LengthBelief.of([t.output_tokens for s in sessions for t in s.turns])
 
 
-def metrics_of(played: Sequence[PlayedTurn]) -> dict[str, float]:
-    """Metrics of the turns begun in the counted time. `hit_rate` is a fraction of prompt tokens.
+def metrics_of(played: Sequence[PlayedTurn], begin_s: float, end_s: float) -> dict[str, float]:
+    """Metrics of the turns begun from `begin_s` to `end_s`, played for `GRACE_S` more. `hit_rate`
+    is a fraction of prompt tokens.
 
     `turn_rate` counts the time so far of turns without an answer, so that it is not better where
     slow ones never end.
     """
-    end_s = WARM_UP_S + COUNTED_S
-    counted = [p for p in played if WARM_UP_S <= p.outcome.task.arrived_at_s < end_s]
+    counted = [p for p in played if begin_s <= p.outcome.task.arrived_at_s < end_s]
     done = [p for p in counted if p.outcome.is_finished]
     ttft_s = [p.outcome.ttft_s for p in counted if p.outcome.ttft_s == p.outcome.ttft_s]
     prompt_tokens = sum(p.outcome.task.nodes[0].prompt_tokens for p in done)

@@ -75,7 +75,8 @@ def measure(
         seed,
         alongside=completions(rate, end_s, seed) if rate else (),
     )
-    metrics = agent_fleet.metrics_of(users.run(end_s + agent_fleet.GRACE_S))
+    played = users.run(end_s + agent_fleet.GRACE_S)
+    metrics = agent_fleet.metrics_of(played, agent_fleet.WARM_UP_S, end_s)
     beside = [o for o in users.alongside if o.task.arrived_at_s >= agent_fleet.WARM_UP_S]
     ttft_s = [o.ttft_s for o in beside if o.ttft_s == o.ttft_s]
     return metrics | {

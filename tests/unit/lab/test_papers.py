@@ -19,7 +19,7 @@ from cato.sim.traces import COLUMNS
 
 OURS = {
     *("completions", "agents", "agents-and-completions", "robustness", "length-features"),
-    "router-shards",
+    *("router-shards", "agents-and-changes"),
     *("coding-small-first", "coding-large-first", "coding-mixes", "coding-scaling"),
 }
 

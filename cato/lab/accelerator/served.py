@@ -344,5 +344,8 @@ class _Fresh:
     def reset(self, arm: Arm) -> None:
         self._stage.reset(arm)
 
+    def forget_sessions(self) -> None:
+        self._stage.forget_sessions()
+
     def replicas(self, since_s: float) -> dict[PoolName, list[ReplicaPoint]]:
         return self._stage.replicas(since_s)

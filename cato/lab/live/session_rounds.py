@@ -62,6 +62,7 @@ async def measure_sessions(
                     prompts.find(task)
                     progress.step()
                     await asyncio.sleep(0)
+                await asyncio.to_thread(stage.forget_sessions)
                 await prepare(subject, stage, arm, progress)
                 progress.begin(f"{where}: {arm.name}", len(tasks))
                 async with cpu_load() as cpu:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayError
 
 from cato.config.deploy_file import DeployFile
 from cato.config.schema import EnginesArgs, IngressArgs
@@ -117,6 +118,26 @@ class Stage:
                 )
             time.sleep(RESET_POLL_S)
 
+    def forget_sessions(self) -> None:
+        """Restart the pools' routers; returns when they know their replicas again.
+
+        A router counts the sessions of the arms before for ten minutes, and would place those of
+        the next arm around them.
+        """
+        for name in self._pools:
+            router: Any = actors.get(actors.router_name(name))
+            door, replicas = _door_and_replicas(router)
+            ray.kill(router, no_restart=False)
+            deadline_s = time.monotonic() + READY_TIMEOUT_S
+            while True:
+                with contextlib.suppress(RayError):
+                    now = _door_and_replicas(router)
+                    if now[0] != door and now[1] >= replicas:
+                        break
+                if time.monotonic() > deadline_s:
+                    raise BenchError(f"the router of {name} did not find its replicas again")
+                time.sleep(POLL_S)
+
     def replicas(self, since_s: float) -> dict[PoolName, list[ReplicaPoint]]:
         """The provisioner's looks after the Unix time `since_s`, by pool."""
         found: dict[PoolName, list[ReplicaPoint]] = {}
@@ -127,6 +148,12 @@ class Stage:
                 for p in points
             ]
         return found
+
+
+def _door_and_replicas(router: Any) -> tuple[object, int]:
+    """What distinguishes this incarnation of a router, and the replicas that it gives work."""
+    door, picture = ray.get([router.door.remote(), router.picture.remote()], timeout=CALL_TIMEOUT_S)
+    return door, sum(r.accepting for r in picture.replicas)
 
 
 def deployment_states() -> dict[DeploymentName, DeploymentState]:

@@ -201,6 +201,8 @@ class Profiler:
         log.warning("rollout of %s: %s", rollout.name, rollout.history[-1].why)
         self._keep_rollouts()
         await asyncio.to_thread(self._writer.flush, FLUSH_S)
+        if rollout is before:  # the order came again
+            return rollout
         action = action_of(order)
         await asyncio.to_thread(
             self._writer.read, lambda s: s.log_rollout(by, action, before, rollout)

@@ -30,10 +30,14 @@ class StartRollout:
 
 @dataclass(frozen=True, slots=True)
 class PromoteRollout:
-    """Go to the next step, whatever the comparison says."""
+    """Go to the next step, whatever the comparison says.
+
+    With the present `stage` an order that comes again, since its answer was lost, changes nothing.
+    """
 
     name: str
     why: str = "an operator promoted it"
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,10 @@ class RolloutBook:
         match order:
             case StartRollout():
                 changed = self._start(order, now_s)
-            case PromoteRollout(name, why):
+            case PromoteRollout(name, why, stage):
                 known = self._named(name)
+                if stage is not None and stage != known.stage:
+                    return known
                 if not known.phase.is_under_way:
                     raise InputError(f"the rollout of {name!r} is {known.phase} already", "name")
                 changed = known.promoted(now_s, why)

@@ -433,7 +433,7 @@ class LocalRecords:
     async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
         before = self.book.all.get(order.name)
         rollout = self.book.order(order, time.time())
-        if self._store is not None:
+        if self._store is not None and rollout is not before:
             self._store.log_rollout(by, action_of(order), before, rollout)
         return rollout
 

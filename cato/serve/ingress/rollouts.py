@@ -15,7 +15,7 @@ from cato.core.rollout import Rollout
 from cato.core.rollout_book import PromoteRollout, RollBackRollout, RolloutOrder, StartRollout
 from cato.core.rollout_rule import MAX_HOLD_S, ArmCounts, RolloutRule, compared
 from cato.serve.ingress import document
-from cato.serve.ingress.body import known_keys, read_object, sub_object
+from cato.serve.ingress.body import known_keys, read_object, sub_object, whole_number
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.naming import pool_of
@@ -49,22 +49,23 @@ def routes(ingress: Ingress) -> APIRouter:
         known_keys(body, ("name", "canary", "rule"), SHAPE)
         return await ordered(request, _start(ingress, body))
 
-    @router.post("/promote", **document.ROLLOUT_STEP)
+    @router.post("/promote", **document.PROMOTE_ROLLOUT)
     async def promote(request: Request) -> Response:
-        """Go to the next step now, regardless of the comparison."""
+        """Go to the next step now, regardless of the comparison. With the current `stage` the
+        order may be repeated: at another step it changes nothing."""
         _check_operator(request)
-        return await ordered(request, PromoteRollout(await named(request)))
+        body = await read_object(request, MAX_BYTES)
+        known_keys(body, ("name", "stage"), '{"name": str, "stage": int}')
+        order = PromoteRollout(_name(body, "name"), stage=whole_number(body, "stage"))
+        return await ordered(request, order)
 
-    @router.post("/rollback", **document.ROLLOUT_STEP)
+    @router.post("/rollback", **document.ROLL_BACK)
     async def roll_back(request: Request) -> Response:
         """Route every session to the stable model again; running streams stay where they are."""
         _check_operator(request)
-        return await ordered(request, RollBackRollout(await named(request)))
-
-    async def named(request: Request) -> str:
         body = await read_object(request, MAX_BYTES)
         known_keys(body, ("name",), '{"name": str}')
-        return _name(body, "name")
+        return await ordered(request, RollBackRollout(_name(body, "name")))
 
     async def ordered(request: Request, order: RolloutOrder) -> Response:
         by = caller_of(request).who
@@ -88,6 +89,7 @@ def _described(rollout: Rollout, now_s: float) -> dict[str, object]:
         "stable": rollout.stable,
         "canary": rollout.canary,
         "phase": rollout.phase.value,
+        "stage": rollout.stage,
         "share": rollout.share,
         "since_s": rollout.since_s,
         "outlook": rollout.outlook(now_s),

@@ -117,6 +117,16 @@ async def test_a_wrong_order_changes_nothing(tmp_path: Path) -> None:
     assert (before["phase"] == Phase.PROMOTED, after["phase"]) == (False, Phase.PROMOTED)
 
 
+async def test_an_order_that_comes_again_is_audited_once(tmp_path: Path) -> None:
+    async with a_life(tmp_path / "metadata.db") as profiler:
+        started = await profiler.order_rollout(START, "key:ops")
+        order = PromoteRollout("coder", stage=started.stage)
+        promoted = await profiler.order_rollout(order, "key:ops")
+        assert await profiler.order_rollout(order, "key:ops") == promoted
+        entries = await profiler.audit(None, 10, None)
+    assert [e.action for e in entries] == ["rollout.promote", "rollout.start"]
+
+
 async def test_each_completion_counts_once_as_shown_and_once_as_taken(tmp_path: Path) -> None:
     async with a_life(tmp_path / "metadata.db") as profiler:
         rollout = await profiler.order_rollout(START, "key:ops")

@@ -278,6 +278,16 @@ def test_a_promoted_rollout_can_still_be_taken_back() -> None:
     assert book.order(RollBackRollout("coder"), 102.0).draw("s", all_ready)[0] == "coder-1"
 
 
+def test_an_order_that_comes_again_goes_one_step_only() -> None:
+    """HAProxy sends a request again whose ingress died before its answer."""
+    book = RolloutBook()
+    started = book.order(StartRollout("coder", "coder-1", "coder-2", QUICK), 100.0)
+    order = PromoteRollout("coder", stage=started.stage)
+    promoted = book.order(order, 101.0)
+    assert (promoted.stage, promoted.share) == (started.stage + 1, QUICK.shares[1])
+    assert book.order(order, 102.0) is promoted
+
+
 def test_what_is_restored_does_not_overwrite_what_is_newer() -> None:
     book = RolloutBook()
     newer = book.order(StartRollout("coder", "coder-1", "coder-2", QUICK), 100.0)

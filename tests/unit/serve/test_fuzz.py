@@ -89,7 +89,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/admin/rollouts": {
         "name": "fast", "canary": "slow", "rule": {"shares": [0.1], "hold_s": 1.0},
     },
-    "/v1/admin/rollouts/promote": {"name": "fast"},
+    "/v1/admin/rollouts/promote": {"name": "fast", "stage": 0},
 }  # fmt: skip
 
 odd = st.sampled_from(

@@ -10,9 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from ingress_kit import COMPLETION, Kit, a_pool, an_access, running, until, until_busy
+from typer.testing import CliRunner
 
+from cato.cli import app
 from cato.core.receipt import TrafficArm
 from cato.core.rollout import Rollout
+from cato.core.rollout_book import RolloutOrder
 from cato.core.tenancy import Access, ApiKey, Role
 from cato.lab.chaos.local_pools import LocalPool
 from cato.serve.access.keys import new_key
@@ -242,6 +245,29 @@ async def test_a_key_of_one_model_gets_no_other_by_a_rollout(tmp_path: Path) -> 
     assert seen == {own: {OLD}, alias: {OLD, NEW}}
     assert [r.status_code for r in refused] == [403] * 4
     assert state["rollouts"] == []
+
+
+async def test_a_promotion_from_the_shell_that_is_sent_twice_goes_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As HAProxy does when an ingress dies before its answer."""
+    async with (
+        running(tmp_path, *two_pools(), workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+        kit.http() as http,
+    ):
+        before = await started(http, shares=[0.1, 0.2, 0.3])
+        send = kit.records.order_rollout
+
+        async def twice(order: RolloutOrder, by: str) -> Rollout:
+            await send(order, by)
+            return await send(order, by)
+
+        monkeypatch.setattr(kit.records, "order_rollout", twice)
+        words = ("rollout", "promote", "coder", "--url", url)
+        told = await asyncio.to_thread(CliRunner().invoke, app, words)
+    assert told.exit_code == 0, told.output
+    assert (before["stage"], known(kit).stage, known(kit).share) == (0, 1, 0.2)
 
 
 @pytest.mark.parametrize(

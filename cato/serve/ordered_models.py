@@ -135,6 +135,9 @@ class OrderedModels:
         if self._changing is not None:
             self._changing.cancel()
             await asyncio.wait((self._changing,))
+        if self._watching is not None:  # a death that it has yet to tell is not the new copy's
+            self._watching.cancel()
+            self._watching = None
         self._copy_id, self._state, self._problem = order.copy_id, SlotState.LOADING, ""
         self._replica.model = None if order.model is None else order.model.model.name
         self._replica.engine = None
@@ -142,9 +145,6 @@ class OrderedModels:
 
     async def _change(self, order: SlotOrder) -> None:
         replica = self._replica
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
         await self._drain()
         started_s = time.monotonic()
         try:

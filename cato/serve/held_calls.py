@@ -50,7 +50,7 @@ class HeldCalls:
         tokens, outcome, is_first = 0, "cancelled", True
         prompt_tokens = cached_tokens = None
         if not request.stream:
-            self._expect_first_token(id, request, profile)
+            self._expect_first_token(id, attempt, request, profile)
 
         async def noting() -> AsyncGenerator[EngineChunk, None]:
             """The engine's chunks, up to a preemption by the pool or a later attempt's."""
@@ -67,7 +67,7 @@ class HeldCalls:
                     tokens = chunk.output_tokens
                     if chunk.cached_tokens >= 0 and chunk.prompt_tokens > 0:
                         prompt_tokens, cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
-                    if is_first and tokens > 0:
+                    if is_first and tokens > 0 and self.attempts.get(id) == attempt:
                         is_first = False
                         # After the token itself: the reader waits for it, the router does not.
                         loop.call_soon(self._tell, FirstTokenSent(0.0, id))
@@ -105,16 +105,16 @@ class HeldCalls:
                     self.is_idle.set()
 
     def _expect_first_token(
-        self, id: InvocationId, request: EngineRequest, profile: Profile
+        self, id: InvocationId, attempt: int, request: EngineRequest, profile: Profile
     ) -> None:
         """A non-streamed answer shows no first token: report one when its prompt should be
         computed. Otherwise the router would hold back all other prompts until its end.
         """
         delay_s = profile.first_token_s(request.prompt_tokens, len(self.attempts))
-        asyncio.get_running_loop().call_later(delay_s, self._note_expected, id)
+        asyncio.get_running_loop().call_later(delay_s, self._note_expected, id, attempt)
 
-    def _note_expected(self, id: InvocationId) -> None:
-        if id in self.attempts:
+    def _note_expected(self, id: InvocationId, attempt: int) -> None:
+        if self.attempts.get(id) == attempt:
             self._tell(FirstTokenSent(0.0, id))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Awaitable
 from typing import Any
 
@@ -20,12 +21,13 @@ class HostAgent:
 
     def __init__(self) -> None:
         self._zygotes: dict[str, Zygote] = {}
-        self._lock = asyncio.Lock()
+        # One each: an interpreter that hangs must not keep the engines of others waiting.
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def zygote_socket(self, python: str, within_s: float) -> str:
         """Path of the socket of a zygote for the interpreter `python`; raise `EngineError` when it
         is not ready `within_s`."""
-        async with self._lock:
+        async with self._locks[python]:
             zygote = self._zygotes.get(python)
             if zygote is None:
                 socket = run_dir() / f"zygote-{os.getpid()}-{len(self._zygotes)}.sock"

@@ -265,14 +265,14 @@ class RayPools:
 
     async def _refresh_forever(self) -> None:
         while True:
-            try:
-                await self._refresh()
-            except (ValueError, RayError, TimeoutError) as error:
-                # Starting or restarting: the last known state stays valid.
-                log.info("control plane: %s", error)
-            except Exception:
-                log.exception("refreshing from the control plane failed; trying again")
-            await self._ask_serve()
+            for ask in (self._refresh, self._ask_serve):
+                try:
+                    await ask()
+                except (ValueError, RayError, TimeoutError) as error:
+                    # Starting or restarting: the last known state stays valid.
+                    log.info("control plane: %s", error)
+                except Exception:
+                    log.exception("refreshing from the control plane failed; trying again")
             await asyncio.sleep(REFRESH_S)
 
     async def _ask_serve(self) -> None:
@@ -280,13 +280,10 @@ class RayPools:
         if not self.why_not_ready():
             self._app = None
             return
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                self._app = await ray_private.application(actors.ENGINES_APP)
-            totals = [host.total for host in ray_private.hosts()]
-            self._unplaceable = why_unplaceable(self._shapes, totals) if totals else ""
-        except (RayError, TimeoutError) as error:
-            log.info("Serve's controller: %s", error)
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            self._app = await ray_private.application(actors.ENGINES_APP)
+        totals = [host.total for host in ray_private.hosts()]
+        self._unplaceable = why_unplaceable(self._shapes, totals) if totals else ""
 
     async def _refresh(self) -> None:
         # An actor that does not answer must not block the others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from cato.core.errors import StartingError, UnknownNameError
 from cato.core.ids import ModelName, PoolName
 from cato.core.slots import HostedPart
 from cato.core.topology import ModelSpec, PoolSpec, Topology
+from cato.serve import ray_pools
 from cato.serve.lease_link import LeaseLink
 from cato.serve.ray_pools import RayPools
 from cato.serve.token_streams import TokenStreams
@@ -126,6 +128,32 @@ async def test_what_was_known_stays_known_when_both_are_lost(control: ControlAct
     assert [pools.pool_of(m).name for m in (CODER, JAVA)] == [OWN.name, SHARED.part_of(JAVA)]
     with pytest.raises(UnknownNameError):
         pools.pool_of("other")
+
+
+@pytest.mark.parametrize("error", [ValueError("no node"), OSError("the GCS is away")])
+async def test_a_cluster_that_cannot_be_read_does_not_end_the_refreshing(
+    control: ControlActors, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Ray raises these while its GCS restarts."""
+    has_asked_again = asyncio.Event()
+
+    async def application(_: str) -> None:
+        if asked:
+            has_asked_again.set()
+        asked.append(1)
+        raise error
+
+    asked: list[int] = []
+    monkeypatch.setattr(ray_pools, "REFRESH_S", 0.0)
+    monkeypatch.setattr(ray_pools.ray_private, "application", application)
+    pools = RayPools({})
+    pools.start()
+    refresher = pools._refresher
+    assert refresher is not None
+    again = asyncio.create_task(has_asked_again.wait())
+    await asyncio.wait((again, refresher), return_when=asyncio.FIRST_COMPLETED)
+    assert not refresher.done()
+    refresher.cancel()
 
 
 async def test_what_an_operator_must_mend_is_known_until_it_is_mended(

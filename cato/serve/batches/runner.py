@@ -92,7 +92,7 @@ class BatchRunner:
         while True:
             try:
                 await self.look()
-            except OSError:
+            except Exception:
                 log.exception("batches in %s cannot be read; trying again", self._room.root)
             await asyncio.sleep(LOOK_S)
 
@@ -105,7 +105,7 @@ class BatchRunner:
                 self._start(folder)
                 if is_sweeping:
                     await asyncio.to_thread(folder.sweep, now_s - self._room.limits.keep_s)
-            except (OSError, ValueError):  # one tenant's folder must not stop the others
+            except Exception:  # one tenant's folder must not stop the others
                 log.exception("batches in %s cannot be read; trying again", folder.path)
         if is_sweeping:
             self._swept_at_s = now_s

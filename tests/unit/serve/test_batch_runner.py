@@ -38,7 +38,11 @@ class Answers:
 
 def opened(room: BatchRoom, *lines: dict[str, Any]) -> tuple[TenantFolder, str]:
     """The folder and id of a batch that was opened without the API."""
-    folder = TenantFolder.of(room.root, "team")
+    return opened_for("team", room, *lines)
+
+
+def opened_for(tenant: str, room: BatchRoom, *lines: dict[str, Any]) -> tuple[TenantFolder, str]:
+    folder = TenantFolder.of(room.root, tenant)
     folder.make()
     source = new_id("file")
     folder.content(source).write_bytes(jsonl(*lines))
@@ -151,6 +155,22 @@ async def test_a_broken_folder_of_a_tenant_does_not_stop_the_others(tmp_path: Pa
     (broken.path / "batches" / f"{new_id('batch')}.json").write_bytes(b"\xff")
     async with at_work(a_runner_of(room, Answers())):
         assert (await ended_batch(folder, id)).status == "completed"
+
+
+@pytest.mark.parametrize("other", [{"since": 1}, {"errors": None}])
+async def test_a_batch_of_another_version_does_not_stop_the_others(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    """After an update is taken back the folder may have batches with other fields."""
+    room = a_room(tmp_path)
+    folder, id = opened(room, a_line("one"))
+    path = folder.path / "batches" / f"{new_id('batch')}.json"
+    written = json.loads((folder.path / "batches" / f"{id}.json").read_text())
+    path.write_text(json.dumps({**written, **other}))
+    second, second_id = opened_for("other team", room, a_line("two"))
+    async with at_work(a_runner_of(room, Answers())):
+        assert (await ended_batch(folder, id)).completed == 1
+        assert (await ended_batch(second, second_id)).completed == 1
 
 
 async def test_lines_that_a_window_leaves_without_an_answer_have_an_error(tmp_path: Path) -> None:

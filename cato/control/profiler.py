@@ -258,9 +258,9 @@ class Profiler:
         await asyncio.to_thread(self._writer.flush, FLUSH_S)
         return await asyncio.to_thread(self._writer.read, lambda s: s.usage(tenant, since, until))
 
-    async def hold_cards(self, held: tuple[CardTime, ...]) -> None:
-        """Add accelerator time that models held."""
-        self._writer.put(held)
+    async def kept(self, sender: str) -> tuple[str, int]:
+        """The id of this process, and the number of the sender's last parcel that is stored."""
+        return self._id, self._writer.kept_usage.get(sender, 0)
 
     async def card_time(self, since: str, until: str) -> tuple[CardTime, ...]:
         """Accelerator time that models held on those days; raise `StoreError`."""

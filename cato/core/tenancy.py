@@ -147,6 +147,14 @@ class CardTime:
     card_s: float
 
 
+def add_card_time(sums: dict[tuple[str, str], CardTime], held: Iterable[CardTime]) -> None:
+    """Add each record to the sum of its day and model."""
+    for one in held:
+        name = one.day, one.model
+        known = sums.get(name)
+        sums[name] = one if known is None else replace(known, card_s=known.card_s + one.card_s)
+
+
 @dataclass(frozen=True, slots=True)
 class TurnUsage:
     """The usage and outcome of one session turn; see `cato.core.session.Turn`.

@@ -25,6 +25,7 @@ from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
 from cato.core.residency import card_time
 from cato.core.topology import PoolPolicies, PoolScaling, PoolSpec, Topology
+from cato.core.usage_outbox import UsageOutbox
 
 log = logging.getLogger("cato.control_plane")
 ASSERT_S = 2.0
@@ -75,6 +76,7 @@ class ControlPlane:
             )
         actors.remove_routers_but([n for p in topology.pools for n in actors.routers_of(p)])
         self._counted_at_s = time.monotonic()
+        self._held = UsageOutbox(secrets.token_hex(8))  # time for which models held accelerators
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())
 
     async def _create_routers(self, pool: PoolSpec) -> None:
@@ -179,11 +181,15 @@ class ControlPlane:
         since_s = now_s - self._counted_at_s
         if since_s < COUNT_S:
             return
-        self._counted_at_s = now_s
         async with asyncio.timeout(ANSWER_WITHIN_S):
             residents = await actors.get(actors.EVICTION_MANAGER).residents.remote()
-            held = card_time(residents, datetime.now(UTC).date().isoformat(), since_s)
-            await actors.get(actors.PROFILER).hold_cards.remote(held)
+            self._held.hold(card_time(residents, datetime.now(UTC).date().isoformat(), since_s))
+            self._counted_at_s = now_s  # from here on, what is lost is sent again
+            profiler = actors.get(actors.PROFILER)
+            to, number = await profiler.kept.remote(self._held.sender)
+            self._held.kept(to, number)
+            parcels = self._held.parcels()
+            self._held.sent(parcels, to, await profiler.record.remote((), parcels, to))
 
     async def _is_replaced(self) -> bool:
         """Whether Serve stops this replica. It drains for up to half a minute, while the next one

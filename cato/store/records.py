@@ -8,7 +8,6 @@ from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, PoolName
 from cato.core.receipt import SlaReceipt
 from cato.core.rollout import Rollout
-from cato.core.tenancy import CardTime
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.core.usage_outbox import UsageParcel
 from cato.estimators.output_lengths import LengthSample
@@ -54,11 +53,10 @@ Record = (
     | FinishedStages
     | KeptReceipt
     | UsageParcel
-    | CardTime
     | Rollout
 )
-"""Records that a writer accepts. Accelerator time and usage are added to the stored sums, a parcel
-of usage once however often it comes. Of means, errors and rollouts with the same name, and of a
+"""Records that a writer accepts. Usage and accelerator time are added to the stored sums, a parcel
+of them once however often it comes. Of means, errors and rollouts with the same name, and of a
 tenant's receipts with the same request id, the newest is kept."""
 
 

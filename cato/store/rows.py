@@ -19,7 +19,7 @@ from cato.core.errors import InputError
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.rollout import Rollout
-from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage, add_usage
+from cato.core.tenancy import ApiKey, CardTime, Tenant, Usage, add_card_time, add_usage
 from cato.core.topology import AdapterSpec
 from cato.core.usage_outbox import UsageParcel
 from cato.estimators.dag_match import DagHistory, SuperGraph, SuperNode
@@ -54,7 +54,6 @@ class Rows:
     def __init__(self) -> None:
         self._new: dict[Table, list[Row]] = {}
         self._parcels: dict[str, list[UsageParcel]] = {}
-        self._card_s: dict[tuple[str, str], float] = {}
         self._latest: dict[Table, dict[object, Row]] = {}
 
     def add(self, record: Record) -> None:
@@ -78,8 +77,6 @@ class Rows:
                 document = ROLLOUT.dump_json(record).decode()
                 row: Row = {"name": record.name, "document": document}
                 self._replace(rollouts, record.name, row)
-            case CardTime(day, model, card_s):
-                self._card_s[day, model] = self._card_s.get((day, model), 0.0) + card_s
             case KeptReceipt():
                 name = (record.receipt.request_id, record.receipt.tenant)
                 self._replace(receipts, name, receipt_row(record))
@@ -90,32 +87,37 @@ class Rows:
         for table, rows in self._new.items():
             connection.execute(insert(table), rows)
         used: dict[tuple[str, ...], Usage] = {}
+        held: dict[tuple[str, str], CardTime] = {}
         for sender, parcels in self._parcels.items():
-            add_usage(used, self._new_usage(connection, sender, parcels))
+            for parcel in self._new_parcels(connection, sender, parcels):
+                add_usage(used, parcel.usage)
+                add_card_time(held, parcel.held)
         if used:
             rows = [asdict(one) for one in used.values()]
             connection.execute(upsert(connection, usage, is_sum=True), rows)
             connection.execute(upsert(connection, spent_tokens, is_sum=True), _spent(used.values()))
-        if self._card_s:
-            held = [{"day": d, "model": m, "card_s": s} for (d, m), s in self._card_s.items()]
-            connection.execute(upsert(connection, card_time, is_sum=True), held)
+        if held:
+            rows = [asdict(one) for one in held.values()]
+            connection.execute(upsert(connection, card_time, is_sum=True), rows)
         for table, by_key in self._latest.items():
             connection.execute(upsert(connection, table), list(by_key.values()))
 
-    def _new_usage(
+    def _new_parcels(
         self, connection: Connection, sender: str, parcels: Sequence[UsageParcel]
-    ) -> list[Usage]:
-        """The usage that is not stored yet; from now on it counts as stored."""
+    ) -> list[UsageParcel]:
+        """The parcels that are not stored yet; from now on they count as stored."""
         columns = usage_senders.c
         stored = select(columns.number).where(columns.sender == sender).with_for_update()
         number = connection.execute(stored).scalar_one_or_none() or 0
-        new: list[Usage] = []
+        new: list[UsageParcel] = []
         for parcel in parcels:
             if parcel.number > number:
                 number = parcel.number
-                new += parcel.usage
+                new.append(parcel)
         if new:
-            row: Row = {"sender": sender, "number": number, "day": max(u.day for u in new)}
+            days = [used.day for parcel in new for used in parcel.usage]
+            days += [held.day for parcel in new for held in parcel.held]
+            row: Row = {"sender": sender, "number": number, "day": max(days)}
             connection.execute(upsert(connection, usage_senders), [row])
         return new
 

@@ -200,7 +200,7 @@ spent_tokens = Table(
     Column("tokens", BigInteger, nullable=False),
 )
 
-# The highest parcel of each ingress replica whose usage is counted, and its last day.
+# The highest parcel of each sender of usage that is counted, and its last day.
 usage_senders = Table(
     "usage_senders",
     metadata,

@@ -13,7 +13,7 @@ from cato.core.profile import Profile
 from cato.core.receipt import LlmFacts
 from cato.core.slo import Slo, SloMetric
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
-from cato.core.tenancy import Usage
+from cato.core.tenancy import CardTime, Usage
 from cato.core.usage_outbox import UsageParcel
 from cato.core.workflow import (
     Expression,
@@ -247,6 +247,6 @@ def prompt_blocks(number: int, blocks: int, family: int, shared: int) -> tuple[i
 _senders = count(1)
 
 
-def a_parcel(*usage: Usage) -> UsageParcel:
+def a_parcel(*usage: Usage, held: tuple[CardTime, ...] = ()) -> UsageParcel:
     """The first parcel of a new sender."""
-    return UsageParcel(f"sender {next(_senders)}", 1, usage)
+    return UsageParcel(f"sender {next(_senders)}", 1, usage, held)

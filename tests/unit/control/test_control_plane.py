@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kits.builders import a_profile
@@ -15,8 +15,10 @@ from test_shared_pool import JAVA, QUICK, SHAPE, a_pool
 
 from cato.control import actors
 from cato.core.errors import ConfigError
-from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.ids import DeploymentName, HostId, ModelName, PoolName, ReplicaId
+from cato.core.residency import Resident
 from cato.core.topology import ModelSpec, PoolPolicies, PoolSpec, Topology
+from cato.core.usage_outbox import UsageParcel
 from cato.serve import control_plane
 from cato.serve.control_plane import ControlPlane
 
@@ -34,7 +36,8 @@ class Actors:
     """Control actors that keep what they were last told."""
 
     def __init__(self) -> None:
-        self.told: dict[tuple[str, str], tuple[object, ...]] = {}
+        self.told: dict[tuple[str, str], tuple[Any, ...]] = {}
+        self.answers: dict[str, object] = {}  # by method
         self.lost: set[str] = set()
         self.hanging: set[str] = set()
         self.is_stopping = False  # the control plane's own replica, by Serve
@@ -62,12 +65,13 @@ class _Handle:
     def __getattr__(self, method: str) -> _Handle:
         return _Handle(self._all, self._name, method)
 
-    async def remote(self, *args: object) -> None:
+    async def remote(self, *args: object) -> Any:
         if self._name in self._all.lost:
             raise RayError("the actor died")
         if self._name in self._all.hanging:
             await asyncio.Event().wait()
         self._all.told[self._name, self._method] = args
+        return self._all.answers.get(self._method)
 
 
 @pytest.fixture
@@ -172,3 +176,40 @@ async def test_a_user_config_reaches_an_actor_that_is_lost_meanwhile_later(
     told.lost = set()
     await control._assert()
     assert told.policies == PoolPolicies(routing="power-of-two")
+
+
+async def test_accelerator_time_is_counted_once_whichever_actor_is_lost(
+    control: ControlPlane, told: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_plane, "COUNT_S", 0.0)
+    resident = Resident(
+        ReplicaId("r"), POOL, DeploymentName("d"), ModelName("m"), HostId("h"), "gpu", 1, "ready", 1
+    )
+    began_s = control._counted_at_s
+    told.answers = {"residents": (resident,), "kept": ("first", 0), "record": "first"}
+    for lost in (actors.EVICTION_MANAGER, actors.PROFILER):
+        told.lost = {lost}
+        with pytest.raises(RayError):
+            await control._count_cards()
+    told.lost = set()
+    await control._count_cards()
+    first = parcels(told)
+    assert held_s(first) == pytest.approx(control._counted_at_s - began_s)
+    told.answers |= {"kept": ("second", 0), "record": "second"}  # restarted, perhaps before a write
+    await control._count_cards()
+    again = parcels(told)
+    assert again[0] == first[0]  # of this number the store keeps one
+    assert held_s(again) == pytest.approx(control._counted_at_s - began_s)
+    told.answers["kept"] = ("second", 2)
+    await control._count_cards()
+    assert [p.number for p in parcels(told)] == [3]
+
+
+def parcels(told: Actors) -> tuple[UsageParcel, ...]:
+    """The parcels that the Profiler got last."""
+    _, sent, _ = told.told[actors.PROFILER, "record"]
+    return cast("tuple[UsageParcel, ...]", sent)
+
+
+def held_s(parcels: tuple[UsageParcel, ...]) -> float:
+    return sum(held.card_s for parcel in parcels for held in parcel.held)

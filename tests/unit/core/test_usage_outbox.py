@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cato.core import usage_outbox
-from cato.core.tenancy import Usage
+from cato.core.tenancy import CardTime, Usage
 from cato.core.usage_outbox import UsageOutbox, UsageParcel
 
 
@@ -35,6 +35,17 @@ def test_a_parcel_is_sent_once_and_kept_until_the_store_has_it() -> None:
     assert tokens(outbox.parcels()) == [7, 8]
     outbox.kept("second", 1)
     assert tokens(outbox.parcels()) == [8]
+
+
+def test_accelerator_time_is_summed_up_in_parcels_too() -> None:
+    outbox = UsageOutbox("control plane")
+    outbox.kept("first", 0)
+    outbox.hold([CardTime("2026-11-30", "m", 60.0), CardTime("2026-11-30", "n", 1.0)])
+    outbox.hold([CardTime("2026-11-30", "m", 62.0)])
+    (parcel,) = outbox.parcels()
+    assert parcel.held == (CardTime("2026-11-30", "m", 122.0), CardTime("2026-11-30", "n", 1.0))
+    outbox.kept("first", 1)
+    assert outbox.parcels() == ()
 
 
 def test_parcels_for_a_receiver_that_is_gone_go_to_the_next_in_order() -> None:

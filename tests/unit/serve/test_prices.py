@@ -21,7 +21,6 @@ from cato.core.prices import Prices, TokenPrice
 from cato.core.residency import Resident, card_time
 from cato.core.tenancy import Access, CardTime, Role, Usage
 from cato.serve.access.usage import summed
-from cato.store.records import Record
 from cato.store.store import MetadataStore
 
 DAY = "2026-11-21"
@@ -92,9 +91,11 @@ def test_cards_are_held_by_all_replicas_of_a_model() -> None:
 
 def test_card_time_is_added_up_in_the_store(tmp_path: Path) -> None:
     store = MetadataStore.open(tmp_path / "m.db")
-    batch: list[Record] = [CardTime(DAY, "m", 60.0), CardTime(DAY, "m", 60.0)]
-    store.write(batch)
-    store.write([CardTime(DAY, "m", 60.0), CardTime("2026-12-01", "m", 1.0)])
+    minute = (CardTime(DAY, "m", 60.0),)
+    twice = a_parcel(held=minute)
+    store.write([twice, a_parcel(held=minute)])
+    store.write([twice])  # the answer of the first commit was lost
+    store.write([a_parcel(held=(*minute, CardTime("2026-12-01", "m", 1.0)))])
     assert store.card_time(until="2026-11-30") == (CardTime(DAY, "m", 180.0),)
     store.close()
 

@@ -222,7 +222,8 @@ def test_old_receipts_go_however_few_there_are(store: MetadataStore) -> None:
 
 def test_old_usage_goes_in_small_steps_once_its_days_are_known(store: MetadataStore) -> None:
     for day in ("2025-10-25", "2025-10-26", "2025-10-27", "2026-11-30"):
-        store.write([a_parcel(Usage(day, "a", "k", "t", "m", 1, 10)), CardTime(day, "m", 60.0)])
+        used, held = Usage(day, "a", "k", "t", "m", 1, 10), CardTime(day, "m", 60.0)
+        store.write([a_parcel(used, held=(held,))])
     now_s = datetime(2026, 11, 30, tzinfo=UTC).timestamp()
     store.prune(Limits(), now_s)
     assert len(store.usage(None)) == len(store.card_time()) == 4

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ray.exceptions import RayError
+
 from cato.control import ray_private
 from cato.core.errors import InputError
 
@@ -29,11 +31,20 @@ def begin(node: str, within_s: float, why: str) -> None:
 def wait(node: str, within_s: float, say: Callable[[str], None] = lambda _: None) -> bool:
     """Whether the last replica of `node` ended within this time."""
     until_s, said = time.monotonic() + within_s, ""
-    while left := ray_private.replicas_on(node):
+    while now := _what_is_left(node):
         if time.monotonic() > until_s:
             return False
-        if (now := f"{len(left)} replicas still running: {', '.join(left)}") != said:
+        if now != said:
             say(now)
             said = now
         time.sleep(POLL_S)
     return True
+
+
+def _what_is_left(node: str) -> str:
+    """In words; empty when no replica is left."""
+    try:
+        left = ray_private.replicas_on(node)
+    except RayError:  # it is back within seconds
+        return "Serve's controller is being restarted"
+    return f"{len(left)} replicas still running: {', '.join(left)}" if left else ""

@@ -15,7 +15,7 @@ from cato.config.paths import resolve
 from cato.config.problems import validate
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.config.serve_options import CONTROL_PLANE, INGRESS, http_problems, override_problems
-from cato.config.yaml_file import read_yaml
+from cato.config.yaml_file import read_yaml, unlike_serve
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import IngressSpec, Topology
 from cato.core.words import did_you_mean
@@ -44,10 +44,19 @@ class DeployFile:
 def load_deploy_file(path: str | Path) -> DeployFile:
     """Read and check the file; a relative `path` is looked up by `resolve`.
 
-    Raise `ConfigError` with the problems of both applications.
+    Raise `ConfigError` with the problems of both applications, and of values that Serve would read
+    as something else.
     """
     found = resolve(str(path))
-    return deploy_file_of(found, read_yaml(found), str(path))
+    raw = read_yaml(found)
+    problems = unlike_serve(found, str(path))
+    try:
+        file = deploy_file_of(found, raw, str(path))
+    except ConfigError as error:
+        raise ConfigError((*error.problems, *problems)) from error
+    if problems:
+        raise ConfigError(tuple(problems))
+    return file
 
 
 def deploy_file_of(path: Path, raw: object, name: str | None = None) -> DeployFile:

@@ -109,6 +109,44 @@ def parse_yaml(text: bytes, file: str, *, aliases: bool = True) -> object:
     raise ConfigError(tuple(problems))
 
 
+def unlike_serve(path: Path, file: str) -> list[Problem]:
+    """Values of a readable file that Ray Serve takes for something else.
+
+    Serve reads a deployment file itself, with PyYAML: `1e3` is a text there, 2026-01-31 a date.
+    """
+    with path.open("rb") as stream:
+        text = stream.read(MAX_FILE_BYTES)
+    problems: list[Problem] = []
+    seen: set[int] = set()
+
+    def compare(ours: Any, theirs: Any, path: str) -> None:
+        if id(ours) in seen:  # an alias
+            return
+        seen.add(id(ours))
+        if ours.tag != theirs.tag:
+            problems.append(Problem(file, path, ours.value, _other_words(ours)))
+        elif isinstance(ours, yaml.SequenceNode):
+            for i, pair in enumerate(zip(ours.value, theirs.value, strict=True)):
+                compare(*pair, f"{path}[{i}]")
+        elif isinstance(ours, yaml.MappingNode):
+            for (key, value), (their_key, their_value) in zip(
+                ours.value, theirs.value, strict=True
+            ):
+                below = f"{path}.{key.value}" if path else key.value
+                compare(key, their_key, below)
+                compare(value, their_value, below)
+
+    compare(parse_nodes(text), yaml.compose(text, yaml.SafeLoader), "")
+    return problems
+
+
+def _other_words(node: yaml.ScalarNode) -> str:
+    if node.tag == _TEXT_TAG:
+        return "Serve takes this for a date: put it in quotes"
+    number = yaml.safe_dump(float(node.value)).partition("\n")[0]
+    return f"Serve takes this for text: write {number}"
+
+
 def parse_nodes(text: bytes) -> yaml.Node | None:
     """The syntax tree of `text`; its nodes have line numbers. Raise `yaml.YAMLError`."""
     loader = _Loader(text, True)

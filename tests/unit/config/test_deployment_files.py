@@ -8,7 +8,10 @@ import pytest
 import yaml
 
 from cato.config.deploy_file import load_deploy_file
+from cato.config.lines import with_lines
 from cato.config.paths import resolve_index
+from cato.config.yaml_file import unlike_serve
+from cato.core.errors import ConfigError
 from cato.core.topology import model_called
 from cato.profiles.load import check_profiles, load_profile, load_profiles
 
@@ -57,6 +60,33 @@ def test_serve_accepts_a_shipped_deployment(path: Path) -> None:
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda p: p.name)
 def test_serve_reads_a_shipped_deployment_as_cato_does(path: Path) -> None:
     assert load_deploy_file(path).raw == yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_values_that_serve_takes_for_something_else_are_problems_of_the_file(
+    tmp_path: Path,
+) -> None:
+    text = (ROOT / "deployments" / "simulated.yaml").read_text(encoding="utf-8")
+    args = "    external_scaler_enabled: true\n    args:\n"
+    assert args in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(args, f"{args}      receipts_per_s: 1e3\n"), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_deploy_file(path)
+    (problem,) = with_lines(caught.value.problems)
+    assert str(problem).startswith(f"{path}:")
+    assert "args.receipts_per_s: Serve takes this for text: write 1000.0" in str(problem)
+    path.write_text(text.replace(args, f"{args}      receipts_per_s: 1.0e+3\n"), encoding="utf-8")
+    load_deploy_file(path)
+
+
+def test_a_date_in_a_deployment_file_needs_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("a: {2026-01-31: [2026-02-01, '2026-02-01', 1.5, &x 2e5, *x]}", "utf-8")
+    assert [str(p) for p in unlike_serve(path, "f.yaml")] == [
+        "f.yaml: a.2026-01-31: Serve takes this for a date: put it in quotes (found 2026-01-31)",
+        "f.yaml: a.2026-01-31[0]: Serve takes this for a date: put it in quotes (found 2026-02-01)",
+        "f.yaml: a.2026-01-31[3]: Serve takes this for text: write 200000.0 (found 2e5)",
+    ]
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from contextlib import suppress
@@ -100,7 +101,11 @@ def _cato(
 
 def main() -> None:
     """Run the command line. A wrong file or setting ends it with its problems and code 2; a file or
-    output that cannot be used ends it with one line and code 1."""
+    output that cannot be used ends it with one line and code 1. Characters that the terminal's
+    encoding lacks are shown as `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         try:
             app()

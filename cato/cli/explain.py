@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cato.cli.client import Url, answer, client, fail
+from cato.cli.outputs import print_json
 from cato.core.words import counted
 
 # Leaves room for the other columns in an 80-column terminal.
@@ -57,7 +57,7 @@ def explain(
                 fail(f"no turns of {name} are stored any more")
             shown, plain = rendered_session(turns), {"session": name, "turns": turns}
     if as_json:
-        print(json.dumps(plain, indent=2, ensure_ascii=False))
+        print_json(plain)
     else:
         Console(markup=False).print(shown)
 

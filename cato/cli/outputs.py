@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -66,6 +68,12 @@ JsonFile = Annotated[
 Plots = Annotated[
     Path | None, typer.Option(help="Write plots to this folder.", callback=writable_folder)
 ]
+
+
+def print_json(value: object) -> None:
+    """Print a value for other programs; with escapes where the output's encoding is not Unicode."""
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=not is_unicode))
 
 
 def write_text(console: Console, path: Path, text: str) -> None:

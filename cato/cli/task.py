@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from cato.cli.client import Url, answer, client, error_text, events, fail
+from cato.cli.outputs import print_json
 
 
 def task(
@@ -44,7 +45,7 @@ def task(
             if not as_json:
                 print(done["text"])
         if as_json:
-            print(json.dumps(done, indent=2, ensure_ascii=False))
+            print_json(done)
     Console(stderr=True, soft_wrap=True).print(
         _sla_line(done), style="dim", markup=False, highlight=False
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from cato.cli.client import fail
 from cato.cli.cluster import served_here
+from cato.cli.outputs import print_json
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.lines import with_lines
 from cato.core.baseline import warning
@@ -139,4 +139,4 @@ def _deployment(named: str | None) -> DeployFile | None:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of workflow files, for editors."""
-    print(json.dumps(workflow_json_schema(), indent=2, ensure_ascii=False))
+    print_json(workflow_json_schema())

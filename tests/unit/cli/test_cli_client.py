@@ -21,6 +21,7 @@ from store_kit import a_receipt
 from typer.testing import CliRunner, Result
 
 from cato.cli import VERBS, app, client, cluster, command_of_verb, explain, top
+from cato.cli.outputs import print_json
 from cato.core.receipt import Excuse
 
 # A console of stdout; lines on stderr are no tables.
@@ -262,6 +263,26 @@ def test_a_reader_that_left_is_no_error_to_report() -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_terminal_without_unicode_gets_what_its_encoding_has(tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+    command = [sys.executable, "-m", "cato", "keys"]
+    made = ["create", "--tenant", "a", "--name", "ключ é", "--store", store]
+    subprocess.run([*command, *made], capture_output=True, check=True)
+    latin = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([*command, "list", "--store", store], capture_output=True, env=latin)
+    assert done.returncode == 0, done.stderr
+    assert "???? é" in done.stdout.decode("latin-1")
+
+
+def test_json_is_whole_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding in ("ascii", "utf-8"):
+        out = io.TextIOWrapper(io.BytesIO(), encoding)
+        monkeypatch.setattr(sys, "stdout", out)
+        print_json({"text": "ключ 😀"})
+        out.flush()
+        assert json.loads(out.buffer.getvalue()) == {"text": "ключ 😀"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])

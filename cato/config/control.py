@@ -7,18 +7,19 @@ deployments:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from cato.config.fields import StrictModel
-from cato.config.pools import PoliciesArgs, ScalingArgs
+from cato.config.pools import PoliciesArgs, ScalingArgs, without_cap
 from cato.config.problems import validate
 from cato.config.shared_pools import SharedPoliciesArgs
 from cato.core.errors import ConfigError, Problem
 from cato.core.ids import PoolName
-from cato.core.topology import RAY_SERVE
+from cato.core.topology import RAY_SERVE, PoolPolicies
+from cato.policies.registry import capped_scheduler_names
 
 WHERE = "control-plane user_config"
 
@@ -75,20 +76,41 @@ def shared_pool_changes(user_config: Mapping[str, object], known: Sequence[PoolN
 
 
 def control_problems(
-    user_config: object, pools: Sequence[PoolName], shared_pools: Sequence[PoolName]
+    user_config: object, pools: Mapping[PoolName, PoolPolicies], shared_pools: Sequence[PoolName]
 ) -> tuple[Problem, ...]:
-    """All problems of a `user_config` at once, for a deployment with these pools."""
+    """All problems of a `user_config` at once, for a deployment with these pools; `pools` has the
+    policies of the deployment file."""
     found: list[Problem] = []
     if isinstance(user_config, Mapping):
-        for section, known in (("pools", pools), ("shared_pools", shared_pools)):
+        for section, known in (("pools", tuple(pools)), ("shared_pools", shared_pools)):
             given = user_config.get(section)
             found += _unknown(section, map(str, given), known) if isinstance(given, Mapping) else ()
     try:
-        pool_changes(user_config, pools)  # type: ignore[arg-type]  # validated there
+        changes, _ = pool_changes(user_config, tuple(pools))  # type: ignore[arg-type]
+        for name, changed in changes.items():
+            found += _without_effect(name, changed, pools[name])
         shared_pool_changes(user_config, shared_pools)  # type: ignore[arg-type]
     except ConfigError as error:
         found += error.problems
     return tuple(dict.fromkeys(found))
+
+
+def _without_effect(
+    name: PoolName, changed: Mapping[str, object], of_file: PoolPolicies
+) -> Iterator[Problem]:
+    """Changes of a pool's policies that would change nothing."""
+    where = f"pools.{name}"
+    if changed and of_file.scheduler == RAY_SERVE:
+        rule = (
+            f"the file's scheduler {RAY_SERVE} leaves this pool to Serve: change its policies in "
+            "the deployment file and deploy that"
+        )
+        yield Problem(WHERE, where, "", rule)
+        return
+    scheduler = changed.get("scheduler", of_file.scheduler)
+    if changed.get("cap") is not None and scheduler not in capped_scheduler_names():
+        rule = without_cap(str(scheduler))
+        yield Problem(WHERE, f"{where}.cap", str(changed["cap"]), rule)
 
 
 def _unknown(section: str, given: Iterable[str], known: Sequence[PoolName]) -> tuple[Problem, ...]:

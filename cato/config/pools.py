@@ -132,9 +132,11 @@ class PoolArgs(StrictModel):
     @field_validator("policies")
     @classmethod
     def _cap_belongs_to_some(cls, value: PoliciesArgs) -> PoliciesArgs:
-        capped = capped_scheduler_names()
-        if value.cap is not None and value.scheduler not in capped:
-            raise ValueError(
-                f"only the schedulers {', '.join(capped)} take a cap, not {value.scheduler}"
-            )
+        if value.cap is not None and value.scheduler not in capped_scheduler_names():
+            raise ValueError(without_cap(value.scheduler))
         return value
+
+
+def without_cap(scheduler: str) -> str:
+    """The problem of a `cap` with a scheduler that has none."""
+    return f"only the schedulers {', '.join(capped_scheduler_names())} take a cap, not {scheduler}"

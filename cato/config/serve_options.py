@@ -85,7 +85,7 @@ def override_problems(
 
 
 def _control_problems(config: object, topology: Topology) -> tuple[Problem, ...]:
-    pools = [pool.name for pool in topology.pools]
+    pools = {pool.name: pool.policies for pool in topology.pools}
     return control_problems(config, pools, [shared.name for shared in topology.shared_pools])
 
 

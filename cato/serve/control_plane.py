@@ -120,7 +120,8 @@ class ControlPlane:
         Returns when all control actors have it; raise if one does not answer. Such an actor gets it
         later, as every `ASSERT_S`.
         """
-        problems = control_problems(user_config, tuple(self._policies), tuple(self._shared))
+        of_file = {pool.name: pool.policies for pool in self._topology.pools}
+        problems = control_problems(user_config, of_file, tuple(self._shared))
         if problems:
             raise ConfigError(problems)
         policies, scaling = pool_changes(user_config, tuple(self._policies))

@@ -14,13 +14,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cato.config.control import control_problems
 from cato.config.deploy_file import load_deploy_file
 from cato.config.deployments import ray_actor_options
 from cato.config.paths import resolve, resolve_index
 from cato.config.problems import validate
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.core.errors import ConfigError
-from cato.core.ids import DeploymentName
+from cato.core.ids import DeploymentName, PoolName
 from cato.core.profile import UNMEASURED
 from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
@@ -28,6 +29,7 @@ from cato.core.topology import (
     CARD_STEP_TOKENS,
     CPU_KV_CACHE_BYTES,
     CPU_STEP_TOKENS,
+    RAY_SERVE,
     DeploymentSpec,
     EngineSpec,
     IngressSpec,
@@ -509,6 +511,27 @@ def test_names_in_the_settings_of_the_control_plane_are_checked(tmp_path: Path) 
     assert told[2].startswith(f"{at}.pools.mian.routing: must be one of")
     assert "did you mean 'power-of-two'?" in told[2]
     assert len(told) == 3
+
+
+def test_a_cap_that_the_scheduler_in_use_does_not_take_is_a_problem(tmp_path: Path) -> None:
+    config = {"pools": {"main": {"cap": 4}}}
+    engines = [{"name": "control-plane", "user_config": config}]
+    (told,) = problems_of_deployments(tmp_path, engines, [])
+    at = "applications[0].deployments[0].user_config.pools.main.cap"
+    assert told.startswith(f"{at}: only the schedulers static-cap, ")
+    of_file = {PoolName("main"): PoolPolicies(scheduler="static-cap")}
+    assert control_problems(config, of_file, ()) == ()
+    with_another = {"pools": {"main": {"cap": 4, "scheduler": "foresight"}}}
+    (problem,) = control_problems(with_another, of_file, ())
+    assert problem.path == "pools.main.cap"
+
+
+def test_policies_of_a_pool_that_the_file_leaves_to_serve_cannot_change_while_it_runs() -> None:
+    of_file = {PoolName("main"): PoolPolicies(scheduler=RAY_SERVE)}
+    (problem,) = control_problems({"pools": {"main": {"scheduler": "foresight"}}}, of_file, ())
+    assert problem.path == "pools.main"
+    assert "change its policies in the deployment file" in problem.rule
+    assert control_problems({"pools": {"main": {"scaling": {}}}}, of_file, ()) == ()
 
 
 def test_a_deployment_that_the_application_lacks_is_named(tmp_path: Path) -> None:

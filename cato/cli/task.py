@@ -96,7 +96,7 @@ def _read(text: str) -> str:
     if not text.startswith("@"):
         return text
     try:
-        return sys.stdin.read() if text == "@-" else Path(text[1:]).read_text(encoding="utf-8")
+        return sys.stdin.read() if text == "@-" else Path(text[1:]).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
         fail(f"{text[1:]} cannot be read: {error}")
 

@@ -209,7 +209,8 @@ def parallel_texts(path: Path) -> list[tuple[str, str]]:
 def _opened(path: Path) -> Iterator[TextIO]:
     """The file as UTF-8 text; `InputError` when it cannot be opened or decoded."""
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        # Excel begins a CSV file with a byte order mark.
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             yield lines
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror}); check the path") from exc

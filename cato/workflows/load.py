@@ -568,7 +568,7 @@ class _Draft:
                 return None
             with path.open("rb") as stream:
                 data = stream.read(4 * MAX_TEXT_CHARS + 1)
-            text = data.decode("utf-8")
+            text = data.decode("utf-8-sig")  # some editors write a byte order mark
         except UnicodeDecodeError:
             self._add(where, "the prompt file is not UTF-8 text", name)
         except (OSError, ValueError, RuntimeError) as exc:  # a NUL in the name, a cycle of links

@@ -29,6 +29,8 @@ def test_arrivals_count_from_the_first_row(tmp_path: Path) -> None:
         "2023-11-17 00:00:00.7500000,3180,8",
     )
     assert load_azure(trace) == (TraceRow(0.0, 4808, 10), TraceRow(1.25, 3180, 8))
+    trace.write_bytes(b"\xef\xbb\xbf" + trace.read_bytes())  # as Excel saves it
+    assert len(load_azure(trace)) == len(load_trace(trace)) == 2
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 
 from cato.cli import VERBS, app, client, cluster, command_of_verb, explain, top
 from cato.cli.outputs import print_json
+from cato.cli.task import _read
 from cato.core.receipt import Excuse
 
 # A console of stdout; lines on stderr are no tables.
@@ -44,6 +45,8 @@ async def test_help_names_every_verb() -> None:
 async def test_a_task_runs_from_the_shell_and_can_be_explained(tmp_path: Path) -> None:
     code = tmp_path / "half.py"
     code.write_text("def add(a, b):\n    return ", encoding="utf-8")
+    marked = tmp_path / "marked.py"  # with a byte order mark, as some editors write it
+    marked.write_text("def add(a, b):\n    return ", encoding="utf-8-sig")
     workflows = (COMPLETION, GENERATION)
     async with running(tmp_path, a_fast_pool(), workflows=workflows) as kit, kit.server() as url:
         asked = ("code-completion", "-i", f"prefix=@{code}", "--url", url)
@@ -59,6 +62,7 @@ async def test_a_task_runs_from_the_shell_and_can_be_explained(tmp_path: Path) -
         as_receipt = await cato("explain", id, "--url", url, "--json")
     assert whole.exit_code == streamed.exit_code == piped.exit_code == 0, whole.output
     assert whole.stdout == streamed.stdout != ""
+    assert _read(f"@{marked}") == _read(f"@{code}")
     assert "met" in whole.stderr
     assert differing.stdout.rstrip().endswith("# 8 tokens")
     assert explained.exit_code == 0, explained.output

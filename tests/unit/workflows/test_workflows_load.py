@@ -256,6 +256,15 @@ def test_a_prompt_is_a_file_beside_the_workflow_or_a_text(tmp_path: Path) -> Non
     assert settings.system.render({}) == "Be kind."
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    (tmp_path / "p.j2").write_text("From a file: {{ code }}\n", encoding="utf-8-sig")
+    text = changed(A_WORKFLOW, ('"Say: {{ code }}"', "p.j2"))
+    settings = load_workflow(a_file(tmp_path, text)).nodes[1].settings
+    assert isinstance(settings, LlmSettings)
+    assert settings.prompt is not None
+    assert settings.prompt.render({"code": "c"}) == "From a file: c"
+
+
 def test_prompt_files_outside_the_folder_are_refused(tmp_path: Path) -> None:
     inside = tmp_path / "in"
     inside.mkdir()

@@ -84,12 +84,13 @@ def _limits_without_room(file: str, workflow: Workflow, topology: Topology) -> I
         settings = node.settings
         if not isinstance(settings, LlmSettings) or settings.token_limit is not None:
             continue
-        model = model_called(settings.model, models)
-        context = None if model is None else contexts.get(model.name)
-        if context is not None and prompt_room(settings.max_tokens, context) < 1:
-            rule = f"leaves no room for a prompt in the {context} tokens of {settings.model!r}"
-            where = f"nodes.{node.id}.max_tokens"
-            yield Problem(file, where, str(settings.max_tokens), rule)
+        for name in filter(None, (settings.model, settings.fallback)):
+            model = model_called(name, models)
+            context = None if model is None else contexts.get(model.name)
+            if context is not None and prompt_room(settings.max_tokens, context) < 1:
+                rule = f"leaves no room for a prompt in the {context} tokens of {name!r}"
+                where = f"nodes.{node.id}.max_tokens"
+                yield Problem(file, where, str(settings.max_tokens), rule)
 
 
 def notes_of_names(deploy: DeployFile, workflows: Mapping[Path, Workflow]) -> list[Problem]:

@@ -56,3 +56,24 @@ def test_a_token_limit_without_room_for_a_prompt_is_a_problem(
         int(is_wrong),
         is_wrong,
     ), said
+
+
+def test_a_fallback_without_room_for_a_prompt_is_a_problem(tmp_path: Path) -> None:
+    deployment = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
+    [args] = [a["args"] for a in deployment["applications"] if a["name"] == "engines"]
+    for shape in args["pools"]["coder-fast"]["deployments"].values():
+        shape["engine"]["max_model_len"] = 2048
+    file = tmp_path / "deployment.yaml"
+    file.write_text(yaml.safe_dump(deployment))
+    workflow = tmp_path / "w.yaml"
+    workflow.write_text(
+        "name: w\nsla: {metric: e2e, target: 9s}\ninputs: {code: str}\nnodes:\n"
+        "  a: {type: llm, model: coder-large, fallback: coder-fast, prompt: '{{ code }}', "
+        "max_tokens: 4000}\n"
+        "output: a\n"
+    )
+    asked = ["workflows", "check", str(workflow), "--deployment", str(file)]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert "max_tokens: leaves no room for a prompt in the 2048 tokens of 'coder-fast'" in said

@@ -15,6 +15,7 @@ import httpx
 import typer
 from rich.console import Console
 
+import cato
 from cato.config.places import run_dir
 from cato.serve.served import running
 
@@ -62,6 +63,11 @@ def client(url: str | None) -> Generator[httpx.Client, None, None]:
         fail(f"{url} is not a URL such as {DEFAULT_URL}: {error}")
     except httpx.HTTPError as error:
         fail(f"the connection to {url} broke: {error}")
+    except KeyError as error:  # another version's answer, or another program's
+        fail(
+            f"the answer of {url} lacks {error}; is this CATO, in the version of this command "
+            f"({cato.__version__})?"
+        )
 
 
 def _served() -> str:

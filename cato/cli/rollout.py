@@ -113,7 +113,8 @@ def status(url: Url = None) -> None:
     """Show all rollouts: the step, both models' calls, and the rule's verdict."""
     with client(url) as http:
         rollouts = answer(http.get(PATH))["data"]
-    Console(markup=False).print(rendered(rollouts) if rollouts else "no rollout")
+        shown = rendered(rollouts) if rollouts else "no rollout"
+    Console(markup=False).print(shown)
 
 
 @app.command()
@@ -134,8 +135,8 @@ def rollback(name: Name, url: Url = None) -> None:
 
 def _ordered(url: str | None, path: str, body: Json) -> None:
     with client(url) as http:
-        rollout = answer(http.post(PATH + path, json=body))
-    Console(markup=False).print(rendered([rollout]))
+        shown = rendered([answer(http.post(PATH + path, json=body))])
+    Console(markup=False).print(shown)
 
 
 def rendered(rollouts: Sequence[Json]) -> Group:

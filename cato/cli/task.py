@@ -46,9 +46,8 @@ def task(
                 print(done["text"])
         if as_json:
             print_json(done)
-    Console(stderr=True, soft_wrap=True).print(
-        _sla_line(done), style="dim", markup=False, highlight=False
-    )
+        told = _sla_line(done)
+    Console(stderr=True, soft_wrap=True).print(told, style="dim", markup=False, highlight=False)
 
 
 def _streamed(http: httpx.Client, path: str, body: Any, *, quiet: bool) -> dict[str, Any]:

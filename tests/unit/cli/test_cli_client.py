@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running
 from rich.console import Console, RenderableType
@@ -105,6 +107,20 @@ async def test_a_server_that_is_not_there_is_named() -> None:
         result = await cato("explain", "req-1", "--url", url)
         assert result.exit_code == 1
         assert url in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("task", "x"), ("explain", "x"), ("top", "--once"), ("rollout", "status")]
+)
+def test_the_answer_of_another_version_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    another = httpx.MockTransport(lambda request: httpx.Response(200, json={"object": "other"}))
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=another))
+    result = CliRunner().invoke(app, [*words, "--url", "http://cato.example"])
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert line.startswith("the answer of http://cato.example lacks '")
 
 
 async def test_checking_workflows_prints_all_problems_of_all_files(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Deployment files: a Serve config file with CATO's two applications, checked before Ray starts.
 
-Most of Serve's own keys are passed through; Serve checks them when it deploys.
+The values of most of Serve's own keys are passed through; Serve checks them when it deploys.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from cato.config.fields import StrictModel
 from cato.config.paths import resolve
 from cato.config.problems import validate
 from cato.config.schema import EnginesArgs, IngressArgs
-from cato.config.serve_options import CONTROL_PLANE, INGRESS, http_problems, override_problems
+from cato.config.serve_options import (
+    CONTROL_PLANE,
+    ENGINES_APP,
+    INGRESS,
+    INGRESS_APP,
+    application_problems,
+    http_problems,
+    override_problems,
+)
 from cato.config.yaml_file import read_yaml, unlike_serve
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import IngressSpec, Topology
 from cato.core.words import did_you_mean
 from cato.profiles.load import profile_if_valid
 
-ENGINES_APP = "engines"
-INGRESS_APP = "cato"
 IMPORT_PATHS: Mapping[str, str] = {
     ENGINES_APP: "cato.serve.app:build_engines",
     INGRESS_APP: "cato.serve.app:build_ingress",
@@ -113,6 +119,7 @@ def _args(
     if name == ENGINES_APP and app.get("external_scaler_enabled") is not True:
         rule = "must be true: the Resource Provisioner sets the number of replicas"
         problems.append(Problem(file, f"{at}.external_scaler_enabled", "", rule))
+    problems += application_problems(app, file, at)
     try:
         return validate(model, app.get("args", {}), file, f"{at}.args")
     except ConfigError as exc:

@@ -21,8 +21,34 @@ from cato.core.errors import ConfigError, Problem
 from cato.core.topology import Topology
 from cato.core.words import did_you_mean
 
+_OF_FILE = (
+    "proxy_location http_options grpc_options controller_options logging_config tracing_config "
+    "applications target_capacity"
+)
+_OF_HTTP = (
+    "host port root_path request_timeout_s keep_alive_timeout_s ssl_keyfile ssl_certfile "
+    "ssl_keyfile_password ssl_ca_certs"
+)
+_OF_APPLICATION = (
+    "name route_prefix import_path runtime_env host port deployments autoscaling_policy args "
+    "logging_config external_scaler_enabled"
+)
+_OF_DEPLOYMENT = (
+    "name num_replicas max_ongoing_requests max_queued_requests backpressure_config user_config "
+    "autoscaling_config graceful_shutdown_wait_loop_s graceful_shutdown_timeout_s "
+    "health_check_period_s health_check_timeout_s ray_actor_options placement_group_bundles "
+    "placement_group_strategy placement_group_bundle_label_selector max_replicas_per_node "
+    "logging_config request_router_config gang_scheduling_config deployment_actors "
+    "rolling_update_percentage max_surge_percent"
+)
+FILE_KEYS, HTTP_KEYS = tuple(_OF_FILE.split()), tuple(_OF_HTTP.split())
+APPLICATION_KEYS, DEPLOYMENT_KEYS = tuple(_OF_APPLICATION.split()), tuple(_OF_DEPLOYMENT.split())
+"""The keys of Serve's schemas, which ignore all others. A test compares them."""
+
 CONTROL_PLANE = "control-plane"
 INGRESS = "ingress"
+ENGINES_APP = "engines"
+INGRESS_APP = "cato"
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
@@ -53,12 +79,46 @@ class HttpArgs(StrictModel):
 
 
 def http_problems(raw: Mapping[str, object], file: str) -> tuple[Problem, ...]:
-    """Problems of the file's `http_options`."""
+    """Problems of the file's own keys and of its `http_options`."""
+    options = raw.get("http_options", {})
+    # A key that resembles none may hold an anchor.
+    misspelt = {key: None for key in raw if did_you_mean(key, FILE_KEYS)}
+    found = unknown_keys(misspelt, FILE_KEYS, file, "")
+    found += unknown_keys(options, HTTP_KEYS, file, "http_options")
     try:
-        validate(HttpArgs, raw.get("http_options", {}), file, "http_options")
+        validate(HttpArgs, options, file, "http_options")
     except ConfigError as error:
-        return error.problems
-    return ()
+        return (*found, *error.problems)
+    return tuple(found)
+
+
+def unknown_keys(data: object, known: Sequence[str], file: str, path: str) -> list[Problem]:
+    """Keys of the mapping `data` that Serve ignores; those with `x-` are for anchors."""
+    if not isinstance(data, Mapping):
+        return []
+    return [
+        Problem(
+            file,
+            f"{path}.{key}".lstrip("."),
+            "",
+            "Serve has no such key" + (did_you_mean(key, known) or f"; known: {', '.join(known)}"),
+        )
+        for key in data
+        if key not in known and not key.startswith("x-")
+    ]
+
+
+def application_problems(app: Mapping[str, object], file: str, path: str) -> list[Problem]:
+    """Problems of an application's own keys."""
+    found = unknown_keys(app, APPLICATION_KEYS, file, path)
+    prefix = app.get("route_prefix", "/")
+    if app.get("name") == ENGINES_APP and prefix is not None:
+        rule = f"must be null: engines have no HTTP (Serve's default is /, as for {INGRESS_APP!r})"
+        found.append(Problem(file, f"{path}.route_prefix", shown(prefix), rule))
+    if app.get("name") == INGRESS_APP and prefix is None:
+        rule = "must be a path such as /: without one nothing answers over HTTP"
+        found.append(Problem(file, f"{path}.route_prefix", "", rule))
+    return found
 
 
 def override_problems(
@@ -81,6 +141,10 @@ def override_problems(
             problems.append(Problem(file, f"{at}.name", repr(name), rule))
         elif name == CONTROL_PLANE and config is not None:
             problems += _in_file(_control_problems(config, topology), file, f"{at}.user_config")
+        elif config is not None:
+            rule = f"only {CONTROL_PLANE!r} has settings that change while it runs"
+            problems.append(Problem(file, f"{at}.user_config", shown(config), rule))
+        problems += unknown_keys(entry, DEPLOYMENT_KEYS, file, at)
     return problems
 
 

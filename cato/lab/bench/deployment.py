@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cato.config.deploy_file import ENGINES_APP, DeployFile, deploy_file_of
+from cato.config.deploy_file import DeployFile, deploy_file_of
 from cato.config.paths import resolve
 from cato.config.schema import EnginesArgs
+from cato.config.serve_options import ENGINES_APP
 from cato.core.errors import InputError
 from cato.core.topology import ModelSpec
 from cato.profiles.load import profile_name, save_profile

@@ -544,6 +544,41 @@ def test_a_deployment_that_the_application_lacks_is_named(tmp_path: Path) -> Non
     assert fourth == "applications[1].deployments: must be a list"
 
 
+def test_a_key_that_serve_ignores_is_a_problem(tmp_path: Path) -> None:
+    data: dict[str, Any] = copy.deepcopy(A_FILE)
+    data |= {"http_option": {"port": 80}, "http_options": {"prot": 80}, "x-a": 1, "defaults": 2}
+    data["applications"][1] |= {"argz": {}, "x-b": 1, "deployments": [{"name": "ingress", "n": 1}]}
+    with pytest.raises(ConfigError) as caught:
+        load_deploy_file(write(tmp_path, data))
+    told = {p.path: p.rule for p in caught.value.problems}
+    assert list(told) == [
+        "http_option",
+        "http_options.prot",
+        "applications[1].argz",
+        "applications[1].deployments[0].n",
+    ]
+    assert told["http_options.prot"] == "Serve has no such key (did you mean 'port'?)"
+
+
+def test_engines_have_no_route_and_the_ingress_has_one(tmp_path: Path) -> None:
+    data: dict[str, Any] = copy.deepcopy(A_FILE)
+    del data["applications"][0]["route_prefix"]  # Serve's default is that of the ingress
+    data["applications"][1]["route_prefix"] = None
+    with pytest.raises(ConfigError) as caught:
+        load_deploy_file(write(tmp_path, data))
+    assert [f"{p.path}: {p.rule}".split(":")[:2] for p in caught.value.problems] == [
+        ["applications[0].route_prefix", " must be null"],
+        ["applications[1].route_prefix", " must be a path such as /"],
+    ]
+
+
+def test_settings_of_a_deployment_that_takes_none_are_a_problem(tmp_path: Path) -> None:
+    ingress = [{"name": "ingress", "user_config": {"keys": "required"}}]
+    (told,) = problems_of_deployments(tmp_path, [], ingress)
+    at = "applications[1].deployments[0].user_config"
+    assert told == f"{at}: only 'control-plane' has settings that change while it runs"
+
+
 def test_right_settings_of_serves_deployments_pass(tmp_path: Path) -> None:
     data: dict[str, Any] = copy.deepcopy(A_FILE)
     name = next(iter(data["applications"][0]["args"]["pools"]["main"]["deployments"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cato.config import serve_options
 from cato.config.deploy_file import load_deploy_file
 from cato.config.lines import with_lines
 from cato.config.paths import resolve_index
@@ -60,6 +61,18 @@ def test_serve_accepts_a_shipped_deployment(path: Path) -> None:
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda p: p.name)
 def test_serve_reads_a_shipped_deployment_as_cato_does(path: Path) -> None:
     assert load_deploy_file(path).raw == yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_known_keys_are_those_of_serves_schemas() -> None:
+    from ray.serve import schema
+
+    for keys, of_serve in (
+        (serve_options.FILE_KEYS, schema.ServeDeploySchema),
+        (serve_options.HTTP_KEYS, schema.HTTPOptionsSchema),
+        (serve_options.APPLICATION_KEYS, schema.ServeApplicationSchema),
+        (serve_options.DEPLOYMENT_KEYS, schema.DeploymentSchema),
+    ):
+        assert set(keys) == of_serve.model_fields.keys()
 
 
 def test_values_that_serve_takes_for_something_else_are_problems_of_the_file(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from math import inf
@@ -16,7 +16,7 @@ from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, InputError, Problem
 from cato.core.ids import PoolName, TaskName
 from cato.core.profile import Profile
-from cato.core.words import did_you_mean
+from cato.core.words import counted, did_you_mean
 from cato.core.workflow import Workflow
 from cato.profiles.load import load_profile
 from cato.sim.scenario import DrawnTraffic, Scenario, ScenarioPool, TraceClass, TraceTraffic
@@ -80,9 +80,24 @@ def load_scenario(path: Path) -> Scenario:
             workflows[name] = _workflow(data, path, f"traffic.tasks.{name}")
         except ConfigError as exc:
             problems += exc.problems
+    if file is not None and len(rows) >= 2 * LEAST_TASKS:
+        problems += _cut_short(str(path), file, rows)
     if problems or file is None:
         raise ConfigError(tuple(problems))
     return _scenario(file, profiles, rows, workflows)
+
+
+def _cut_short(file: str, scenario: ScenarioFile, rows: Sequence[TraceRow]) -> Iterator[Problem]:
+    """A duration in which too few requests of the trace's second half are replayed."""
+    replayed = rows[len(rows) // 2 :]
+    end_s = replayed[0].arrived_at_s + scenario.duration * scenario.traffic.speed
+    tasks = sum(row.arrived_at_s < end_s for row in replayed)
+    if tasks < LEAST_TASKS:
+        rule = (
+            f"{counted(tasks, 'request')} of the trace in {scenario.duration:g} s; change it or "
+            f"`traffic.speed` so that there are at least {LEAST_TASKS}"
+        )
+        yield Problem(file, "duration", "", rule)
 
 
 def trace_scenario(

@@ -161,6 +161,15 @@ def test_a_trace_that_is_short_or_not_there_is_refused(tmp_path: Path) -> None:
     assert problems(tmp_path, REPLAY) == ["traffic.trace: needs at least 40 requests, has 10"]
 
 
+def test_a_duration_that_cuts_a_trace_short_is_refused(tmp_path: Path) -> None:
+    a_trace(tmp_path, 60)
+    (problem,) = problems(tmp_path, "duration: 1ms\n" + REPLAY.lstrip())
+    assert problem == (
+        "duration: 1 request of the trace in 0.001 s; change it or `traffic.speed` so that there "
+        "are at least 20"
+    )
+
+
 def test_classes_of_a_trace_ascend_to_one_without_a_bound(tmp_path: Path) -> None:
     a_trace(tmp_path, 60)
     text = REPLAY.replace(

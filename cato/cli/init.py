@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,8 @@ def init(
             if path.suffix == ".md":
                 target.write_text(_without_dead_links(path, source, copied), encoding="utf-8")
         except OSError as error:
+            with suppress(OSError):
+                target.unlink()  # the next run would keep a part of a file
             fail(f"{target}: {error.strerror}")
         written += 1
     console.print(f"{folder}: wrote {counted(written, 'file')}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shlex
@@ -123,6 +124,24 @@ def test_a_folder_for_editing_has_no_dead_links(
     (tmp_path / "my cato" / "workflows" / "README.md").unlink()
     again = CliRunner().invoke(cato_app, ["init", "my cato"])
     assert "wrote 1 file\n" in again.output
+
+
+def test_a_file_that_a_full_disk_cut_off_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = shutil.copyfile
+
+    def cut_off(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", cut_off)
+    result = CliRunner().invoke(cato_app, ["init", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    monkeypatch.setattr(shutil, "copyfile", whole)
+    again = CliRunner().invoke(cato_app, ["init", str(tmp_path)])
+    assert "kept" not in again.output
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,9 @@ class Queue:
         waiting.version = next(self._versions)
         waiting.rank = None
         self._unranked.append(waiting)
+        # Nothing is ranked before there is a replica; calls come and leave meanwhile.
+        if len(self._unranked) > 2 * len(self.waiting) + 64:
+            self._unranked = list(dict.fromkeys(filter(self._has, self._unranked)))
 
     def forget_ranks(self) -> None:
         """Recompute all ranks: the replicas' profiles or the ordering policy have changed."""
@@ -119,10 +122,14 @@ class Queue:
             for waiting in fresh:
                 if waiting.rank is None and self._has(waiting):
                     self._place(waiting, rank(waiting, now_s))
-        # calls that left stay in the heap until here
-        if len(self._heap) > 2 * len(self.waiting) + 64:
+        # Calls that left stay in the heaps until here.
+        most = 2 * len(self.waiting) + 64
+        if len(self._heap) > most:
             self._heap = [e for e in self._heap if e[4] == e[5].version and self._has(e[5])]
             heapq.heapify(self._heap)
+        if len(self._due) > most:
+            self._due = [e for e in self._due if e[2] == e[3].version and self._has(e[3])]
+            heapq.heapify(self._due)
 
     def pop(self, rank: Callable[[Waiting, float], Rank], now_s: float) -> Entry | None:
         """Take the first call out of the order, but keep it in the queue; `push` puts it back."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.commands import Dispatch
+from cato.core.decision import Rank
 from cato.core.events import InvocationEnded, InvocationOffered, InvocationWithdrawn
 from cato.core.ids import InvocationId, PoolName
 from cato.core.orchestrator import PoolOrchestrator
+from cato.core.pool.queue import Queue, Waiting
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
@@ -118,3 +121,36 @@ def test_among_many_replicas_a_long_stream_starts_before_it_is_in_doubt() -> Non
             started += [c.invocation_id for c in pool.handle(ended) if isinstance(c, Dispatch)]
         assert len(started) == 4
         assert ("long" in started) == starts_long
+
+
+def test_calls_that_leave_while_there_is_no_replica_are_not_kept() -> None:
+    pool = PoolOrchestrator(PoolName("p"), policies_of(PoolPolicies()))
+    pool.handle(InvocationOffered(0.0, an_invocation("stays")))
+    for n in range(1_000):
+        pool.handle(InvocationOffered(1.0, an_invocation(f"c{n}")))
+        pool.handle(InvocationWithdrawn(1.0, InvocationId(f"c{n}"), 1, "left"))
+    pool.check_invariants()
+    kept = pool._backlog.queue._by_tenant[""]
+    assert len(kept._unranked) < 100
+    assert [c.id for c in pool.waiting] == ["stays"]
+    (start,) = pool.handle(a_report("r", profile=PROFILE, slots=1))
+    assert isinstance(start, Dispatch)
+    assert start.invocation_id == "stays"
+
+
+def test_calls_that_leave_long_before_their_rank_is_due_are_not_kept() -> None:
+    """As calls of an SLO of a day whose rank holds until then."""
+    queue = Queue(count(1))
+
+    def add(id: str) -> Waiting:
+        waiting = Waiting(an_invocation(id), queue)
+        queue.add(waiting)
+        return waiting
+
+    add("stays")
+    for n in range(1_000):
+        gone = add(f"c{n}")
+        queue.refresh(lambda _waiting, now_s: Rank(0, "can wait", 0.0, now_s + 86_400.0), 1.0)
+        queue.remove(gone)
+    queue.check_invariants()
+    assert len(queue._due) < 100

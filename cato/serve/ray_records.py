@@ -224,9 +224,15 @@ class RayRecords:
 
     async def metrics(self) -> bytes:
         await self.flush()
-        runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
         pictures = self._pools.pictures()
-        return runs + render_fleet(pictures, await fleet_state(self._pools.shards()))
+        fleet, runs = await fleet_state(self._pools.shards()), b""
+        try:
+            if self._profiler is not None:
+                runs = await self._profiler.metrics.remote()
+        except RayError as error:
+            log.info("profiler: %s", error)
+            fleet = replace(fleet, missing=(*fleet.missing, actors.PROFILER))
+        return runs + render_fleet(pictures, fleet)
 
     async def _refresh_forever(self) -> None:
         while True:

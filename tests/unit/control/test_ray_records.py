@@ -196,3 +196,28 @@ async def test_a_store_whose_folder_is_closed_does_not_keep_the_keys_unknown_for
     assert records._refresher is not None
     records._refresher.cancel()
     await handle.now.close()
+
+
+async def test_the_fleet_is_measured_while_the_profiler_is_being_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_: str) -> Handle:
+        raise ValueError("no such actor")
+
+    def lose(when: str) -> None:
+        if when == "before metrics":
+            raise ActorUnavailableError("the actor is being restarted", None)
+
+    handle = Handle(Profiler(tmp_path / "m.db"))
+    monkeypatch.setattr(actors, "get", none)
+    records = RayRecords(RayPools({}), {}, AccessControl())
+    records._profiler = handle
+    with_runs = (await records.metrics()).decode()
+    handle.lose = lose
+    without = (await records.metrics()).decode()
+    silent = "cato_control_actors_silent"
+    assert f"\n{silent} 2.0\n" in with_runs
+    assert f"\n{silent} 3.0\n" in without
+    assert "cato_store_up" in with_runs
+    assert "cato_store_up" not in without
+    await handle.now.close()

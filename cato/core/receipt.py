@@ -82,7 +82,9 @@ class LlmFacts:
 
     Predicted on arrival: `expected_prompt_tokens`, `expected_tokens` and `length_bound_tokens` (0:
     no belief). Predicted at the lease: queueing, service and `expected_cached_tokens` (of its
-    prompt, in the replica's KV cache). `service_s` is from the dispatch to the last token.
+    prompt, in the replica's KV cache). `queue_s` and `service_s`, from the dispatch to the last
+    token, are sums over its attempts; `engine_ttft_s` is of the attempt with the first token, and
+    `first_token_s` what it waited and was served until then. Both are None without a stream.
     `uncached_prompt_tokens` of the prompt were computed. `home` is the replica of the session's
     last call, or empty; the last of `reasons` explains `placement`. `reused` names the source of an
     answer without an engine call: a call in flight, or memory. `features`: numbers from which
@@ -119,6 +121,7 @@ class LlmFacts:
     reused: str = ""
     features: tuple[float, ...] = ()
     calls: int = 1
+    first_token_s: float | None = None
 
 
 @record

@@ -46,7 +46,8 @@ class Attempts:
     answer: Answer = field(default_factory=Answer)
     started_s: float = 0.0
     asked_tokens: int = 0  # prompt tokens, estimated until an engine reports its count
-    first_token_s: float | None = None
+    first_token_s: float | None = None  # at the engine
+    first_after_s: float = 0.0  # what it had waited and been served then
     began_at_s: float | None = None  # when its first token came
     queue_s: float = 0.0  # total wait for leases so far
     waits_since_s: float | None = None
@@ -128,6 +129,7 @@ class Attempts:
         if self.first_token_s is None:
             self.began_at_s = time.monotonic()
             self.first_token_s = self.began_at_s - since_s
+            self.first_after_s = self.queue_s + self.service_s + self.first_token_s
 
     def is_leased(self, lease: Dispatch, call: EngineCall) -> None:
         self.lease, self.call, self.is_refused = lease, call, False
@@ -174,6 +176,7 @@ class Attempts:
         bound_tokens = 0
         # The text of a whole answer comes at its end, which says nothing of its first token.
         is_whole = isinstance(settings, CallSettings) and not settings.stream
+        first_s = None if is_whole else self.first_token_s
         length = self.predicted.length
         if length is not None:
             bound_tokens = round(length.left_quantile(BOUND_LEVEL, 0))
@@ -193,7 +196,8 @@ class Attempts:
             service_s=self.engine_s,
             predicted_service_s=lease.service_s if lease else 0.0,
             predicted_queue_s=lease.predicted_queue_s if lease else 0.0,
-            engine_ttft_s=None if is_whole else self.first_token_s,
+            engine_ttft_s=first_s,
+            first_token_s=None if first_s is None else self.first_after_s,
             prompt_tokens=max(0, answer.prompt_tokens),
             cached_prompt_tokens=max(0, answer.cached_tokens),
             output_tokens=answer.output_tokens,

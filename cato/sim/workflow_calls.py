@@ -37,6 +37,7 @@ class NodeCall(Call):
     lease: Dispatch | None = None
     is_leased: bool = False
     first_token_s: float | None = None  # since it was sent
+    first_after_s: float | None = None  # with what it had waited and been served before
     queue_s: float = 0.0
     service_s: float = 0.0
 
@@ -75,6 +76,7 @@ class NodeCall(Call):
             slack_s=lease.slack_s if lease else 0.0,
             predicted_s=lease.remaining_s if lease else 0.0,
             engine_ttft_s=self.first_token_s,
+            first_token_s=self.first_after_s,
             prompt_tokens=self.node.prompt_tokens,
             cached_prompt_tokens=0,
             output_tokens=max(self.tokens, self.generated),

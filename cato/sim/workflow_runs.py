@@ -265,6 +265,7 @@ class WorkflowRun(TaskRun):
         assert isinstance(call, NodeCall), f"{call.id} is not a workflow's call"
         if call.first_token_s is None:
             call.first_token_s = self._now_s - call.sent_at_s
+            call.first_after_s = call.queue_s + call.service_s + call.first_token_s
             self._emit(call.execution)
         elif call.is_paced:
             self.progressed(call, call.tokens)

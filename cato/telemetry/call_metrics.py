@@ -43,7 +43,8 @@ class CallMetrics:
         )  # fmt: skip
         self._call_tpot = families.histogram(
             "cato_invocation_tpot_seconds",
-            "Time per output token after the first, of a streamed LLM call.",
+            "Time per output token after the first, of a streamed LLM call; its waits for "
+            "further leases included.",
             TPOT_BUCKETS_S, "pool",
         )  # fmt: skip
         self._call_e2e = families.histogram(
@@ -79,14 +80,14 @@ class CallMetrics:
         slack_s = call.slack_s - call.predicted_s
         if call.replica and slack_s < inf:
             self._slack.labels(pool).observe(slack_s)
-        if call.engine_ttft_s is not None:
-            self._call_ttft.labels(pool).observe(call.queue_s + call.engine_ttft_s)
+        if call.first_token_s is not None:
+            self._call_ttft.labels(pool).observe(call.first_token_s)
         if node.status != NodeStatus.DONE.value:
             return
         e2e_s = call.queue_s + call.service_s
         self._call_e2e.labels(pool).observe(e2e_s)
-        if call.engine_ttft_s is not None and call.output_tokens > 1:
-            pace_s = tpot_s(call.queue_s + call.engine_ttft_s, e2e_s, call.output_tokens)
+        if call.first_token_s is not None and call.output_tokens > 1:
+            pace_s = tpot_s(call.first_token_s, e2e_s, call.output_tokens)
             self._call_tpot.labels(pool).observe(pace_s)
 
 

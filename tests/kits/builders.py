@@ -227,6 +227,7 @@ def llm_facts(*, tokens: int = 10, queue_s: float = 0.0, ttft_s: float | None = 
         slack_s=0.0,
         predicted_s=0.0,
         engine_ttft_s=ttft_s,
+        first_token_s=None if ttft_s is None else queue_s + ttft_s,
         prompt_tokens=100,
         cached_prompt_tokens=0,
         output_tokens=tokens,

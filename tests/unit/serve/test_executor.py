@@ -331,6 +331,32 @@ async def test_what_is_late_gives_way_and_goes_on_from_its_text(tmp_path: Path) 
     check_books(finish.receipt)
 
 
+async def test_the_wait_after_a_preemption_does_not_delay_the_token_before_it(
+    tmp_path: Path,
+) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, slots=1)
+    async with running(tmp_path, pool, workflows=(LATE, FAN_OUT)) as kit:
+        late = kit.service.run_task("late", {"prompt": "x"}, request_id="late")
+        await late.next()
+        urgent = kit.service.run_task("fan-out", {"parts": ["a"]}, request_id="urgent")
+        assert (await urgent.wait()).status == "done"
+        finish = await late.wait()
+        page = (await kit.service.records.metrics()).decode()
+    llm = finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert llm.attempts == 2
+    assert llm.first_token_s is not None
+    assert finish.receipt.ttft_s is not None
+    assert llm.first_token_s <= finish.receipt.ttft_s < llm.queue_s + llm.service_s
+    assert llm.engine_ttft_s is not None
+    assert llm.queue_s + llm.engine_ttft_s > finish.receipt.ttft_s, "it waited once more"
+    name = 'cato_invocation_ttft_seconds_sum{pool="sim-fast-pool"}'
+    (sum_s,) = (float(x.split()[-1]) for x in page.splitlines() if x.startswith(name))
+    receipts = (urgent.finish.receipt, finish.receipt)  # type: ignore[union-attr]
+    calls = [n.llm for r in receipts for n in r.nodes if n.llm is not None]
+    assert sum_s == pytest.approx(sum(c.first_token_s or 0.0 for c in calls))
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body"),
     [

@@ -106,11 +106,21 @@ def test_latencies_to_the_last_token_are_of_runs_that_are_done() -> None:
 
 
 def test_a_whole_answer_has_no_time_per_token() -> None:
-    whole = replace(called(facts(engine_ttft_s=None)), tpot_s=None)
+    whole = replace(called(facts(engine_ttft_s=None, first_token_s=None)), tpot_s=None)
     streamed = replace(called(facts()), tpot_s=0.05)
     found = page(whole, streamed)
     assert of(found, "cato_tpot_seconds_count", task="t") == 1
     assert of(found, "cato_invocation_tpot_seconds_count", pool="p") == 1
+
+
+def test_a_stream_that_rested_has_the_time_of_its_first_token_and_a_slower_pace() -> None:
+    rested = facts(
+        tokens=11, queue_s=20.5, engine_ttft_s=0.2, first_token_s=0.7, service_s=2.2, attempts=2
+    )
+    found = page(called(rested))
+    assert of(found, "cato_invocation_ttft_seconds_sum", pool="p") == 0.7
+    assert of(found, "cato_invocation_e2e_seconds_sum", pool="p") == 22.7
+    assert of(found, "cato_invocation_tpot_seconds_sum", pool="p") == 2.2
 
 
 def test_a_scrape_does_not_say_when_each_series_began() -> None:

@@ -137,14 +137,11 @@ class RayRecords:
         return self._past_runs.share(task, executions)
 
     async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
-        if self._profiler is None:
-            return None
-        await self.flush()  # the receipt may have just been recorded
-        ask = self._profiler.receipt.remote
-        receipt: Mapping[str, object] | None = await ask(request_id, tenant)
-        if receipt is None:  # perhaps another ingress has yet to send it
-            await asyncio.sleep(RECORD_WITHIN_S)
-            receipt = await ask(request_id, tenant)
+        receipt: Mapping[str, object] | None = None
+        for wait_s in (0.0, RECORD_WITHIN_S):  # perhaps another ingress has yet to send it
+            if receipt is None:
+                await asyncio.sleep(wait_s)
+                receipt = await self._asked(lambda p: p.receipt.remote(request_id, tenant))
         return receipt
 
     async def usage(

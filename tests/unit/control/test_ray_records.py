@@ -198,6 +198,29 @@ async def test_a_store_whose_folder_is_closed_does_not_keep_the_keys_unknown_for
     await handle.now.close()
 
 
+async def test_a_receipt_asked_for_while_the_profiler_is_being_restarted_may_come_later(
+    tmp_path: Path,
+) -> None:
+    def lose(when: str) -> None:
+        if when == "before receipt":
+            raise ActorUnavailableError("the actor is being restarted", None)
+
+    handle = Handle(Profiler(tmp_path / "m.db"))
+    records = RayRecords(RayPools({}), {}, AccessControl())
+    with pytest.raises(StoreUnavailableError, match="no profiler yet"):
+        await records.receipt("r", None)
+    records._profiler, handle.lose = handle, lose
+    records.record(a_receipt(id="r"), [])
+    with pytest.raises(StoreUnavailableError, match="being restarted"):
+        await records.receipt("r", None)
+    handle.lose = lambda _: None
+    found = await records.receipt("r", None)
+    assert found is not None
+    assert found["request_id"] == "r"
+    assert await records.receipt("unknown", None) is None
+    await handle.now.close()
+
+
 async def test_the_fleet_is_measured_while_the_profiler_is_being_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,11 @@ class LlmFacts:
     calls: int = 1
     first_token_s: float | None = None
 
+    @property
+    def tokens_of_each(self) -> int:
+        """Output tokens of one of its answers: they are written at the same time."""
+        return -(-self.output_tokens // max(1, self.calls))
+
 
 @record
 class NodeReceipt:

@@ -143,7 +143,7 @@ class RunRecord:
             # Other nodes may run after the streamed one, and have tokens of their own.
             ends_s = [x.started_s + x.spent_s for x in nodes if (x.node, x.round) == streamed]
             last_s = max((ttft_s, *ends_s)) if streamed != answer else e2e_s
-            pace_s = tpot_s(ttft_s, last_s, _tokens_of(nodes, streamed))
+            pace_s = tpot_s(ttft_s, last_s, _steps_of(nodes, streamed))
         # An answer at once keeps every pace, as one of a single token does (`tpot_s`).
         kept_s = pace_s or 0.0
         achieved_s = {SloMetric.TTFT: ttft_s, SloMetric.TPOT: kept_s, SloMetric.E2E: e2e_s}[
@@ -187,6 +187,13 @@ def _tokens_of(nodes: Sequence[NodeReceipt], execution: tuple[NodeId, int] | Non
     """The output tokens of a node's round, of all its items."""
     return sum(
         x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == execution
+    )
+
+
+def _steps_of(nodes: Sequence[NodeReceipt], execution: tuple[NodeId, int] | None) -> int:
+    """As `_tokens_of`, but several answers to one request are written at the same time."""
+    return sum(
+        x.llm.tokens_of_each for x in nodes if x.llm is not None and (x.node, x.round) == execution
     )
 
 

@@ -86,8 +86,8 @@ class CallMetrics:
             return
         e2e_s = call.queue_s + call.service_s
         self._call_e2e.labels(pool).observe(e2e_s)
-        if call.first_token_s is not None and call.output_tokens > 1:
-            pace_s = tpot_s(call.first_token_s, e2e_s, call.output_tokens)
+        if call.first_token_s is not None and call.tokens_of_each > 1:
+            pace_s = tpot_s(call.first_token_s, e2e_s, call.tokens_of_each)
             self._call_tpot.labels(pool).observe(pace_s)
 
 

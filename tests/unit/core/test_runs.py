@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
@@ -35,11 +35,15 @@ E2E, TTFT, TPOT = SloMetric.E2E, SloMetric.TTFT, SloMetric.TPOT
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one execution does: it takes `spent_s`, then gives `result` or fails."""
+    """What one execution does: it takes `spent_s`, then gives `result` or fails.
+
+    An LLM call has `answers` of 11 tokens each.
+    """
 
     spent_s: float = 1.0
     result: Mapping[str, object] = field(default_factory=dict)
     fails: str = ""
+    answers: int = 1
 
 
 Plan = Callable[[StartNode], Outcome]
@@ -134,7 +138,10 @@ class Driver:
         if outcome.fails:
             self._later(NodeFailed(end_s, *key, outcome.fails))
         else:
-            llm = llm_facts(tokens=11) if command.node.kind is NodeKind.LLM else None
+            llm = None
+            if command.node.kind is NodeKind.LLM:
+                n = outcome.answers
+                llm = replace(llm_facts(tokens=11 * n), calls=n)
             self._later(NodeDone(end_s, *key, outcome.result, llm))
 
     def _stream(self, node: NodeId, round: int) -> None:
@@ -429,6 +436,14 @@ def test_the_pace_is_that_of_the_streamed_node_whatever_runs_after_it() -> None:
         assert (receipt.ttft_s, receipt.e2e_s, receipt.output_tokens) == (0.5, 6.0, 0)
         assert receipt.tpot_s == pytest.approx(0.05)
         assert (receipt.achieved_s, receipt.met) == (receipt.tpot_s, is_met)
+
+
+def test_the_pace_of_several_answers_is_that_of_each() -> None:
+    for answers in (1, 4):
+        workflow = a_workflow(a_node("call"), slo=Slo(TPOT, 0.04), stream=["call"])
+        receipt = drive(workflow, {"call": Outcome(1.0, answers=answers)}).finish.receipt
+        assert receipt.tpot_s == pytest.approx(0.05)
+        assert (receipt.output_tokens, receipt.met) == (11 * answers, False)
 
 
 # Time: CATO's example

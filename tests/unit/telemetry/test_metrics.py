@@ -123,6 +123,13 @@ def test_a_stream_that_rested_has_the_time_of_its_first_token_and_a_slower_pace(
     assert of(found, "cato_invocation_tpot_seconds_sum", pool="p") == 2.2
 
 
+def test_the_pace_of_several_answers_is_that_of_each() -> None:
+    four = facts(tokens=44, calls=4, queue_s=0.0, first_token_s=0.5, service_s=1.5)
+    found = page(called(four))
+    assert of(found, "cato_invocation_tpot_seconds_sum", pool="p") == 0.1
+    assert of(found, "cato_tokens_total", model="m", direction="output") == 44
+
+
 def test_a_scrape_does_not_say_when_each_series_began() -> None:
     found = page(called(facts()))
     assert of(found, "cato_runs_total", task="t", status="done") == 1

@@ -130,7 +130,7 @@ class PoolOrchestrator:
                 self._leases.hear_cache(event)
                 return ()
             case ReplicaLost():
-                self._lose(event.replica_id)
+                self._drop(self._replicas.lose(event.replica_id))
             case StreamLost():
                 self._doubt(event)
             case PoliciesChanged():
@@ -141,7 +141,8 @@ class PoolOrchestrator:
             case Ticked():
                 for replica in list(self._replicas.known.values()):
                     if now_s - replica.seen_at_s > self._silence_s:
-                        self._lose(replica.id)
+                        self._drop(self._replicas.miss(replica.id))
+                self._replicas.forget_silent()
                 self._replicas.homes.forget_old(now_s)
                 return (*self._refusal.hopeless(now_s), *self._dispatcher.fill_all(now_s))
             case _:
@@ -370,12 +371,11 @@ class PoolOrchestrator:
             return self._dispatcher.fill_all(event.now_s)
         return self._dispatcher.fill_one(replica, event.now_s)
 
-    def _lose(self, replica_id: ReplicaId) -> None:
-        replica = self._replicas.lose(replica_id)
-        if replica is None:
-            return
-        self._leases.lose(replica)
-        self._close(replica)
+    def _drop(self, replica: Replica | None) -> None:
+        """The replica is not known any more: its leases end."""
+        if replica is not None:
+            self._leases.lose(replica)
+            self._close(replica)
 
     def _doubt(self, event: StreamLost) -> None:
         """Its call is offered again, and should go elsewhere."""

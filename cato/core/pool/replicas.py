@@ -12,7 +12,7 @@ from cato.core.pool.caches import CachePicture
 from cato.core.pool.pace import Pace
 from cato.core.pool.queue import Queue
 from cato.core.pool.replica import Clock, Replica
-from cato.core.pool.sessions import Homes
+from cato.core.pool.sessions import MEMORY_S, Homes
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 
@@ -22,7 +22,9 @@ BY_ID: Callable[[Replica], ReplicaId] = attrgetter("id")
 class Replicas:
     """The replicas by id; `touch` one after each change of its load."""
 
-    __slots__ = ("accepting", "clock", "homes", "known", "open", "paces", "picture", "profiles")
+    __slots__ = (
+        "_silent", "accepting", "clock", "homes", "known", "open", "paces", "picture", "profiles",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -33,12 +35,15 @@ class Replicas:
         self.accepting: list[Replica] = []  # by id
         self.profiles: tuple[Profile, ...] = ()  # that accept work
         self.paces: tuple[Pace, ...] = ()  # of these
+        # Since when those are silent whose caches and sessions are still known.
+        self._silent: dict[ReplicaId, float] = {}
 
     def report(self, event: ReplicaReported, versions: Iterator[int]) -> Replica:
         """Add or update the replica that reports; `touch` it after that.
 
         `versions`: see `Queue`.
         """
+        self._silent.pop(event.replica_id, None)
         replica = self.known.get(event.replica_id)
         if replica is None:
             replica = self.known[event.replica_id] = Replica(
@@ -78,9 +83,22 @@ class Replicas:
 
     def lose(self, id: ReplicaId) -> Replica | None:
         """Forget the replica and its cache; returns it if it was known."""
+        self._silent.pop(id, None)
         self.picture.remove(id)
         self.homes.lose(id)
         return self.known.pop(id, None)
+
+    def miss(self, id: ReplicaId) -> Replica | None:
+        """The replica is silent: as `lose`, but its process may only have been held up. Then its
+        engine still has its cache, and nobody would tell what is in it."""
+        self._silent[id] = self.clock.now_s
+        return self.known.pop(id, None)
+
+    def forget_silent(self) -> None:
+        """Forget replicas that have been silent for longer than sessions are remembered."""
+        before_s = self.clock.now_s - MEMORY_S
+        for id in [id for id, since_s in self._silent.items() if since_s < before_s]:
+            self.lose(id)
 
     def touch(self, replica: Replica) -> None:
         """The load of a replica changed: update the lists."""
@@ -129,6 +147,7 @@ class Replicas:
         assert self.accepting == [r for r in by_id if r.accepting]
         has_room = [r for r in by_id if r.accepting and r.held < r.max_running + r.standby]
         assert self.open == has_room
+        assert not self._silent.keys() & self.known.keys()
         assert all(r.is_open == (r in self.open) for r in by_id)
         for r in by_id:
             assert r.wide == sum(x.invocation.calls - 1 for x in r.leases.values())

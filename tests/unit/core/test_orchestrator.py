@@ -281,6 +281,8 @@ class Books:
     waiting: dict[InvocationId, Invocation] = field(default_factory=dict)
     leases: dict[InvocationId, BookLease] = field(default_factory=dict)
     replicas: dict[ReplicaId, BookReplica] = field(default_factory=dict)
+    # What engines keep whose replicas are silent; no history takes as long as that is remembered.
+    silent: dict[ReplicaId, list[int] | None] = field(default_factory=dict)
     # Preempted attempts that were not offered again.
     taken_back: dict[InvocationId, int] = field(default_factory=dict)
     refused: int = 0
@@ -386,11 +388,13 @@ class Books:
                         self._free(id)
                 adopted = set(event.held) - set(self.leases) - set(self.waiting)
                 before = self.replicas.get(replica_id)
-                prefixes = before.prefixes if before and before.prefixes else []
+                silent = self.silent.pop(replica_id, None)
+                prefixes = (before.prefixes if before else silent) or []
                 self.replicas[replica_id] = BookReplica(
                     event, adopted, prefixes if event.prefix_caching else None
                 )
             case ReplicaLost(_, replica_id):
+                self.silent.pop(replica_id, None)
                 self._lose(replica_id)
             case StreamLost(_, replica_id, id, attempt) if replica_id in self.replicas:
                 lease = self.leases.get(id)
@@ -406,6 +410,7 @@ class Books:
             case Ticked(now_s):
                 for replica in list(self.replicas.values()):
                     if now_s - replica.report.now_s > SILENCE_S:
+                        self.silent[replica.report.replica_id] = replica.prefixes
                         self._lose(replica.report.replica_id)
             case FirstTokenSent(now_s, id):
                 if id in self.leases:

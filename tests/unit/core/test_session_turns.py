@@ -17,6 +17,7 @@ from cato.core.events import (
     ReplicaLost,
     ReplicaReported,
     StreamLost,
+    Ticked,
 )
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
@@ -196,6 +197,28 @@ def test_sessions_of_a_lost_replica_begin_anew_elsewhere() -> None:
     moved = served(pool, a_turn("1", 2, at_s=10.0))
     assert moved.replica_id != home
     assert moved.remaining_s > 1.0
+
+
+def test_sessions_find_their_cache_again_at_a_replica_that_was_silent_for_a_while() -> None:
+    """Its process was held up; the engine, another process, has kept its cache."""
+    for back_s, is_lost, is_kept in ((8.0, False, True), (8.0, True, False), (700.0, False, False)):
+        pool = a_pool()
+        home = served(pool, a_turn("1", 1)).replica_id
+        reports = {r.id: a_report(r.id, r.profile) for r in pool.picture(0.0).replicas}
+        for id, report in reports.items():
+            if id != home:
+                pool.handle(replace(report, now_s=6.0))
+        pool.handle(Ticked(6.0))
+        assert home not in pool.replicas
+        if is_lost:
+            pool.handle(ReplicaLost(7.0, home, "its link ended"))
+        for report in reports.values():
+            pool.handle(Ticked(back_s))
+            pool.handle(replace(report, now_s=back_s))
+        pool.check_invariants()
+        again = served(pool, a_turn("1", 2, NODES + 10, at_s=back_s + 1.0))
+        assert (again.cached_tokens > 0) is is_kept
+        assert again.replica_id == home or not is_kept
 
 
 def test_a_broken_stream_costs_no_other_call_its_lease_and_no_session_its_cache() -> None:

@@ -77,5 +77,7 @@ class Progress:
         self._timer = None
         self._last_s = asyncio.get_running_loop().time()
         self._reported = dict(self._tokens)
-        report = tuple((id, n) for id, n in self._reported.items() if n > 0)
+        # Of a preempted call the router may have leased the next attempt here already.
+        told, left_out = self._reported.items(), self._preempted
+        report = tuple((id, n) for id, n in told if n > 0 and id not in left_out)
         self._tell_router(ReplicaProgressed(0.0, self._replica, report))

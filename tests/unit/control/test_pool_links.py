@@ -22,13 +22,15 @@ from cato.core.errors import (
     ReplicaLostError,
     RouterAwayError,
 )
-from cato.core.events import InvocationEnded, ReplicaProgressed, StreamLost
+from cato.core.events import InvocationEnded, InvocationOffered, ReplicaProgressed, StreamLost
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.length import LengthBelief, around
+from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import Invocation
 from cato.core.topology import EngineSpec, PoolPolicies
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine
+from cato.policies.registry import policies_of
 from cato.serve import lease_link
 from cato.serve.held_calls import HeldCalls
 from cato.serve.lease_link import LeaseLink
@@ -416,3 +418,26 @@ async def test_progress_is_told_every_twenty_tokens() -> None:
     assert told.empty()
     progress.note(ID, 1, 20)
     assert await asyncio.wait_for(told.get(), 5) == ReplicaProgressed(0.0, REPLICA, ((ID, 20),))
+
+
+async def test_tokens_of_a_preempted_attempt_are_not_told_as_those_of_the_next() -> None:
+    """It is stopped with its engine's next token; the router may have leased the next attempt to
+    the same replica by then."""
+    told: list[Told] = []
+    other = InvocationId("other")
+    progress = Progress(REPLICA, {ID: 1, other: 1}, told.append)
+    for id in (ID, other):
+        progress.begin(id)
+        assert not progress.note(id, 1, 30)
+    progress.stop(ID, 1)
+    await until(lambda: bool(told), within_s=5)
+    pool = PoolOrchestrator(POOL, policies_of(PoolPolicies()))
+    pool.handle(a_report(REPLICA, slots=2))
+    for call in (an_invocation(other), replace(an_invocation(ID), attempt=2, generated=30)):
+        pool.handle(InvocationOffered(0.0, call))
+    (report,) = told
+    assert isinstance(report, ReplicaProgressed)
+    pool.handle(report)
+    running = {r.invocation.id: r.tokens for r in pool.accepting[0].running}
+    assert running == {other: 30, ID: 0}
+    assert progress.note(ID, 1, 31), "it must stop"

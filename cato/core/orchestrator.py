@@ -130,6 +130,7 @@ class PoolOrchestrator:
                 self._leases.hear_cache(event)
                 return ()
             case ReplicaLost():
+                self._note_takes_calls(event.replica_id, False)
                 self._drop(self._replicas.lose(event.replica_id))
             case StreamLost():
                 self._doubt(event)
@@ -361,6 +362,7 @@ class PoolOrchestrator:
         return self._dispatcher.fill_freed(freed, event.now_s)
 
     def _report(self, event: ReplicaReported) -> tuple[Command, ...]:
+        self._note_takes_calls(event.replica_id, event.accepting)
         replica = self._replicas.report(event, self._backlog.versions)
         self._leases.reported(replica, frozenset(event.held))
         if not replica.accepting:
@@ -370,6 +372,15 @@ class PoolOrchestrator:
         if is_new_mix or has_unbound:
             return self._dispatcher.fill_all(event.now_s)
         return self._dispatcher.fill_one(replica, event.now_s)
+
+    def _note_takes_calls(self, id: ReplicaId, takes_calls: bool) -> None:
+        replica = self._replicas.known.get(id)
+        if replica is None or replica.accepting_work == takes_calls:
+            return
+        if takes_calls:
+            self._dispatcher.returns(replica)
+        else:
+            self._dispatcher.leaves(replica)
 
     def _drop(self, replica: Replica | None) -> None:
         """The replica is not known any more: its leases end."""

@@ -100,13 +100,13 @@ def test_replicas_come_and_go(
 
 def a_sample(policy: str, in_time: float, seed: int) -> Sample:
     setting = {"profile": "large", "users_per_card": 6.0, "change": "one replica is lost"}
-    return Sample(setting, policy, seed, {"in_time": in_time})
+    return Sample(setting, policy, seed, {"turns_in_time": in_time})
 
 
 def test_the_target_is_the_distance_to_the_best_rule() -> None:
     samples = [
-        a_sample(policy, share + seed / 100, seed)
-        for policy, share in (("foresight", 0.90), ("sticky", 0.92), ("prefix-score", 0.91))
+        a_sample(policy, seed * turns, seed)
+        for policy, turns in (("foresight", 98.0), ("sticky", 100.0), ("prefix-score", 99.0))
         for seed in (1, 2)
     ]
     (target,) = agents_and_changes.targets(samples)

@@ -290,6 +290,19 @@ class Dispatcher:
         self._backlog.bind(waiting, replica)
         return replica
 
+    def leaves(self, replica: Replica) -> None:
+        """It takes no more calls: its sessions compute their contexts again elsewhere."""
+        sessions = replica.sessions
+        if sessions and replica.has_prefix_cache:
+            each_s = replica.profile.prefill_s(replica.working_set_tokens // sessions)
+            replica.lost_s = sessions * each_s
+            self._late_share.lost(replica.lost_s)
+
+    def returns(self, replica: Replica) -> None:
+        """It takes calls again, and still has its cache."""
+        self._late_share.lost(-replica.lost_s)
+        replica.lost_s = 0.0
+
     def _dispatch(self, waiting: Waiting, replica: Replica, reason: str, now_s: float) -> Dispatch:
         assert replica.is_open, f"dispatch to {replica.id}, which has no room"
         invocation, backlog = waiting.invocation, self._backlog

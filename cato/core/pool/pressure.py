@@ -300,9 +300,13 @@ class Pressure:
 
 @dataclass(slots=True)
 class LateShare:
-    """Replica-seconds that late turns of sessions may use while others can be in time."""
+    """Replica-seconds that late turns of sessions may use while others can be in time.
 
-    _used_s: float = 0.0
+    Contexts that were lost with a replica must be computed again, by turns that are late because of
+    it: they may use that time in addition.
+    """
+
+    _used_s: float = 0.0  # below 0: more than their share may be used
     _seen_at_s: float = 0.0
 
     def left_s(self, now_s: float, replicas: int, late: float) -> float:
@@ -312,7 +316,10 @@ class LateShare:
         """
         share = CALM_LATE_SHARE if late < FEW_LATE else LATE_SHARE
         regained_s = share * replicas * (now_s - self._seen_at_s)
-        self._used_s = max(0.0, self._used_s - regained_s)
+        if self._used_s > 0.0:
+            self._used_s = max(0.0, self._used_s - regained_s)
+        else:  # sessions that do not come back need nothing
+            self._used_s = min(0.0, self._used_s + regained_s)
         self._seen_at_s = now_s
         return LATE_BURST_S * replicas - self._used_s
 
@@ -320,3 +327,7 @@ class LateShare:
         """A late turn of this load starts."""
         self.left_s(now_s, replicas, late)
         self._used_s += load_s
+
+    def lost(self, work_s: float) -> None:
+        """So much work was lost with a replica, or is found again with it (negative)."""
+        self._used_s -= work_s

@@ -106,6 +106,8 @@ class Replica:
     is_open: bool = False
     # The engine caches prefixes; `picture` tracks them.
     has_prefix_cache: bool = False
+    # Work that its sessions compute again elsewhere since it takes no calls.
+    lost_s: float = 0.0
     awaited_s: float = 0.0
     # Sum of the predicted prefill times of the prompts ahead.
     _prompts_s: float = 0.0

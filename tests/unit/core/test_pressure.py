@@ -272,6 +272,26 @@ def test_late_turns_never_get_more_than_that(
         assert used_s <= LATE_BURST_S + part * now_s + 50.0
 
 
+def test_late_turns_may_use_what_was_lost_with_a_replica_in_addition() -> None:
+    share = LateShare()
+    share.begins(2 * LATE_BURST_S, 100.0, 2, 0.5)
+    share.lost(60.0)
+    assert share.left_s(100.0, 2, 0.5) == 60.0
+    share.begins(50.0, 100.0, 2, 0.5)
+    share.lost(-60.0)  # the replica is back
+    assert share.left_s(100.0, 2, 0.5) == -50.0
+    assert share.left_s(1e6, 2, 0.5) == 2 * LATE_BURST_S
+
+
+def test_what_no_session_asked_for_again_is_forgotten_in_time() -> None:
+    share = LateShare()
+    share.left_s(100.0, 2, 0.5)
+    share.lost(60.0)
+    assert share.left_s(100.0, 2, 0.5) == 2 * LATE_BURST_S + 60.0
+    assert share.left_s(400.0, 2, 0.5) == 2 * LATE_BURST_S + 60.0 - 300.0 * 2 * LATE_SHARE
+    assert share.left_s(1e6, 2, 0.5) == 2 * LATE_BURST_S
+
+
 @given(st.floats(0.2, 3.0), st.integers(1, 8), st.floats(0.4, 20.0))
 def test_the_offered_load_is_what_comes_as_a_share_of_what_can_be_done(
     load: float, replicas: int, for_s: float

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 from math import inf
 
+import pytest
 from kits.builders import an_invocation
 
 from cato.core.commands import Command, Dispatch
@@ -197,6 +198,39 @@ def test_sessions_of_a_lost_replica_begin_anew_elsewhere() -> None:
     moved = served(pool, a_turn("1", 2, at_s=10.0))
     assert moved.replica_id != home
     assert moved.remaining_s > 1.0
+
+
+def late_left_s(pool: PoolOrchestrator) -> float:
+    return pool._dispatcher._late_share.left_s(0.0, 2, 1.0)
+
+
+def test_what_sessions_lose_with_a_replica_is_no_part_of_the_share_of_late_turns() -> None:
+    pool = a_pool()
+    home = served(pool, a_turn("1", 1)).replica_id
+    assert served(pool, a_turn("2", 1)).replica_id != home
+    before_s = late_left_s(pool)
+    again_s = LARGE.prefill_s(NODES * PREFIX_BLOCK_TOKENS + 10)
+    profile = pool._replicas.known[home].profile
+    draining = replace(a_report(home, profile), accepting=False)
+    for _ in range(2):
+        pool.handle(draining)
+        assert late_left_s(pool) - before_s == pytest.approx(again_s, rel=0.01)
+    pool.handle(replace(draining, accepting=True))  # it stays after all
+    assert late_left_s(pool) == before_s
+    pool.handle(draining)
+    pool.handle(ReplicaLost(0.0, home, "drained"))
+    assert late_left_s(pool) - before_s == pytest.approx(again_s, rel=0.01)
+
+
+def test_a_replica_that_dies_leaves_its_sessions_time_and_one_without_cache_none() -> None:
+    for has_cache in (True, False):
+        pool = a_pool()
+        home = served(pool, a_turn("1", 1)).replica_id
+        profile = pool._replicas.known[home].profile
+        pool.handle(replace(a_report(home, profile), prefix_caching=has_cache))
+        before_s = late_left_s(pool)
+        pool.handle(ReplicaLost(0.0, home, "died"))
+        assert (late_left_s(pool) > before_s) == has_cache
 
 
 def test_sessions_find_their_cache_again_at_a_replica_that_was_silent_for_a_while() -> None:

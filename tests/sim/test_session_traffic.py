@@ -294,17 +294,17 @@ def test_a_seed_in_which_nobody_is_in_time_lowers_the_answer() -> None:
 
 def test_a_turn_without_an_answer_makes_the_turn_rate_worse(tmp_path: Path) -> None:
     one, two = played(a_trace(tmp_path, LONG))[:2]
-    at_s = agent_fleet.WARM_UP_S
+    at_s, end_s = 900.0, 4200.0
 
     def turn(p: PlayedTurn, took_s: float) -> PlayedTurn:
         task = replace(p.outcome.task, arrived_at_s=at_s)
         return replace(p, outcome=replace(p.outcome, task=task), gap_s=5.0, took_s=took_s)
 
     answered, waits = turn(one, one.unloaded_s), turn(two, nan)
-    assert agent_fleet.metrics_of([answered])["turn_rate"] == pytest.approx(1.0)
-    so_far_s = agent_fleet.COUNTED_S + agent_fleet.GRACE_S
+    assert agent_fleet.metrics_of([answered], at_s, end_s)["turn_rate"] == pytest.approx(1.0)
+    so_far_s = end_s - at_s + agent_fleet.GRACE_S
     alone_s = one.unloaded_s + two.unloaded_s + 10.0
-    rate = agent_fleet.metrics_of([answered, waits])["turn_rate"]
+    rate = agent_fleet.metrics_of([answered, waits], at_s, end_s)["turn_rate"]
     assert rate == pytest.approx(alone_s / (one.unloaded_s + so_far_s + 10.0))
 
 

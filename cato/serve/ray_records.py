@@ -137,11 +137,13 @@ class RayRecords:
         return self._past_runs.share(task, executions)
 
     async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
-        receipt: Mapping[str, object] | None = None
-        for wait_s in (0.0, RECORD_WITHIN_S):  # perhaps another ingress has yet to send it
-            if receipt is None:
-                await asyncio.sleep(wait_s)
-                receipt = await self._asked(lambda p: p.receipt.remote(request_id, tenant))
+        def ask(profiler: Any) -> Any:
+            return profiler.receipt.remote(request_id, tenant)
+
+        receipt: Mapping[str, object] | None = await self._asked(ask)
+        if receipt is None:  # perhaps another ingress has yet to send it
+            await asyncio.sleep(RECORD_WITHIN_S)
+            receipt = await self._asked(ask)
         return receipt
 
     async def usage(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
+from kits.recorded_sessions import even_sessions
 
 from cato.lab.studies import agent_fleet, agents_and_completions
 from cato.lab.study import as_experiment
@@ -17,17 +16,10 @@ from cato.sim.session_traces import read_sessions
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sessions of 40 turns, 3 s apart; six minutes and a half of them are played."""
+    """Six minutes and a half are played."""
     monkeypatch.setattr(agent_fleet, "WARM_UP_S", 100.0)
     monkeypatch.setattr(agent_fleet, "COUNTED_S", 300.0)
-    path = tmp_path / "trace.jsonl.gz"
-    turn = {"gap": 3.0, "out": 50}
-    with gzip.open(path, "wt") as lines:
-        for i in range(6):
-            turns = [turn | {"in": 9_000 + 500 * k, "hit": 8_500 + 500 * k} for k in range(40)]
-            turns[0] |= {"hit": 0, "base": None}
-            lines.write(json.dumps({"id": str(i), "shared": [1280, 640], "turns": turns}) + "\n")
-    return path
+    return even_sessions(tmp_path)
 
 
 def test_a_fifth_of_the_calls_are_completions_and_all_are_in_time_where_little_runs(

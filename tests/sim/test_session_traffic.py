@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from typing import Any
 
 import pytest
+from kits.recorded_sessions import a_session, a_trace, a_turn
 
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
@@ -30,21 +29,6 @@ from cato.sim.sessions import PlayedTurn, Users
 
 LARGE = agent_fleet.card_profile("large")
 LENGTH = LengthBelief.of([50, 100, 200])
-
-
-def a_turn(prompt: int, hit: int, **more: Any) -> dict[str, Any]:
-    return {"gap": 5.0, "in": prompt, "out": 50, "hit": hit} | more
-
-
-def a_session(id: str, *turns: dict[str, Any]) -> dict[str, Any]:
-    return {"id": id, "shared": [1280, 640], "turns": list(turns)}
-
-
-def a_trace(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "trace.jsonl.gz"
-    with gzip.open(path, "wt") as lines:
-        lines.writelines(json.dumps(row) + "\n" for row in rows)
-    return path
 
 
 LONG = a_session(

@@ -88,9 +88,9 @@ def cells(options: Options) -> list[Cell]:
 
 def _fleet(card: str, change: str, options: Options) -> PoolSetup:
     profile, has_host_memory = card_profile(card), STOCK_CARDS[card].has_host_memory
-    fleet = agent_fleet.cell_of(card, profile, 1.0, options.trace, has_host_memory, engine=LIMITS)
-    start = agent_fleet.REPLICAS - (CHANGES[change] is _grow)
-    return replace(fleet.fleet, profiles=(profile,) * start)
+    cell = agent_fleet.cell_of(card, profile, 1.0, options.trace, has_host_memory, engine=LIMITS)
+    replicas = agent_fleet.REPLICAS - (1 if CHANGES[change] is _grow else 0)
+    return replace(cell.fleet, profiles=(profile,) * replicas)
 
 
 def measure(

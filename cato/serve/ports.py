@@ -8,9 +8,59 @@ import socket
 # Below Linux's ephemeral range: a port in that range can become a connection's source port between
 # this choice and its use (seen: HAProxy then does not start). Serve's own defaults are above.
 PORTS = range(20_000, 29_000)
-TRIES = 50
 # Ports per protocol for the replicas of all ingress deployments of one cluster.
 INGRESS_PORTS = 50
+BLOCK = 2 * INGRESS_PORTS + 20
+
+
+class Ports:
+    """Gives each port once; other processes that choose ports this way get others.
+
+    What listens on a port does so seconds after the choice. So a process claims blocks of ports, by
+    a name that the kernel frees when the process ends (an abstract Unix socket). Where a system has
+    no such names, or all are taken, blocks are not claimed.
+    """
+
+    def __init__(self) -> None:
+        self._claims: list[socket.socket] = []
+        self._left = range(0)
+
+    def take(self, count: int) -> int:
+        """The first of `count` consecutive ports that are free now; an `OSError` without any."""
+        if count > BLOCK:
+            raise ValueError(f"at most {BLOCK} ports in a row, not {count}")
+        if first := self._of_block(count):
+            return first
+        blocks = [range(p, p + BLOCK) for p in range(PORTS.start, PORTS.stop - BLOCK + 1, BLOCK)]
+        random.shuffle(blocks)
+        for claimed in (True, False):
+            for block in blocks:
+                if claimed and not self._claim(block.start):
+                    continue
+                self._left = block
+                if first := self._of_block(count):
+                    return first
+        raise OSError(f"no {count} free ports in a row between {PORTS.start} and {PORTS.stop}")
+
+    def _of_block(self, count: int) -> int | None:
+        for first in self._left[: len(self._left) - count + 1]:
+            if all(_is_free(port) for port in range(first, first + count)):
+                self._left = range(first + count, self._left.stop)
+                return first
+        return None
+
+    def _claim(self, first: int) -> bool:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0cato-ports-{first}")
+        except OSError:
+            claim.close()
+            return False
+        self._claims.append(claim)
+        return True
+
+
+_PORTS = Ports()
 
 
 def free_port() -> int:
@@ -19,11 +69,8 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that are free now."""
-    for first in random.sample(range(PORTS.start, PORTS.stop - count), TRIES):
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise OSError(f"no {count} free ports in a row between {PORTS.start} and {PORTS.stop}")
+    """The first of `count` consecutive ports that are free now, each given once (`Ports`)."""
+    return _PORTS.take(count)
 
 
 def _is_free(port: int) -> bool:

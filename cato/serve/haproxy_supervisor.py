@@ -77,14 +77,15 @@ class Supervisor:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(earlier, signal.SIGUSR1)
             code = await self._process.wait()
-            if self._is_leaving or server is None:
+            is_refused = server is None and code >= 0  # it left by itself: a bad configuration
+            if self._is_leaving or is_refused:
                 return code
             is_short = time.monotonic() - started_s < _LEAST_LIFE_S
             short_lives = short_lives + 1 if is_short else 0
             if short_lives >= _MAX_STARTS:
                 return code
             print(f"cato-haproxy: HAProxy exited with {code}; restarting", file=sys.stderr)
-            command = _fresh(self._command)
+            command = _fresh(self._command) if server is not None else self._command
             await asyncio.sleep(_PAUSE_S * short_lives)
 
     def _leave(self, number: int) -> None:

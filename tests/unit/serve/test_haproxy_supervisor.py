@@ -117,6 +117,16 @@ def test_an_haproxy_that_is_killed_is_replaced_and_serve_does_not_notice(place: 
     assert place.asked_at.stat().st_mode & 0o777 == 0o600
 
 
+def test_an_haproxy_that_is_killed_while_it_starts_is_replaced(place: Place) -> None:
+    process = place.start()
+    supervisor = psutil.Process(process.pid)
+    while not (children := supervisor.children()):
+        assert process.poll() is None
+    children[0].kill()
+    until(lambda: place.pid_told() == process.pid)
+    assert place.get() is not None
+
+
 def test_before_routes_are_known_clients_are_told_to_come_again(place: Place) -> None:
     process = place.start()
     until(lambda: place.pid_told() == process.pid)

@@ -29,6 +29,7 @@ from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.cli.staging import simulated_profile, stage
 from cato.cli.store import moment, opened_store
 from cato.config.fields import PublicName
+from cato.config.places import source_for_others
 from cato.core.errors import CatoError, UnknownNameError
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, SharedPoolSpec, Topology
@@ -79,6 +80,7 @@ def add(
 ) -> None:
     """Measure a model, store it and serve it."""
     with ends_on(CatoError):
+        source = source_for_others(source)
         for one in (name, *(alias or ())):
             _check_name(one)
         if family is not None and family not in FAMILIES:

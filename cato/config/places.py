@@ -66,3 +66,12 @@ def model_path(source: str) -> str:
         if source.startswith((".", "/", "~")):
             raise
         return source
+
+
+def source_for_others(source: str) -> str:
+    """`source` for processes that run in other folders: a path here becomes absolute.
+
+    A name such as `demo` or `Qwen/Qwen2.5-Coder-7B` stays, unless there is such a folder here.
+    """
+    is_path = source.startswith((".", "~")) or ("/" in source and Path(source).exists())
+    return os.path.abspath(os.path.expanduser(source)) if is_path else source

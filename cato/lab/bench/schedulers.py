@@ -32,6 +32,7 @@ from cato.engines.simulated import SimulatedEngine
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.lab.bench.checkpoints import write_checkpoint
+from cato.lab.client import BenchError
 from cato.wire.endpoint import Endpoint
 
 CONTEXT_TOKENS = 16_384
@@ -185,38 +186,39 @@ async def _engines(
 
 
 async def run(engine: Engine, form: Form, seed: int) -> Run:
-    """The form on a ready engine."""
+    """The form on a ready engine; raise the first error of a call, with which all others end."""
     draw, found = random.Random(seed), Run()
     # First executions take longer; the rule learns step times.
     for tokens in (100, 3000, 100):
         await _first_s(engine, _asked(draw, f"warm-up-{tokens}", tokens, 4), NOTHING_DUE)
     heard: list[list[float]] = [[] for _ in range(form.streams)]
     begins = [asyncio.Event() for _ in heard]
-    streams = []
-    for i, (times, begun) in enumerate(zip(heard, begins, strict=True)):
-        request = _asked(draw, f"stream-{i}", form.stream_prompt_tokens, STREAM_TOKENS)
-        streams.append(asyncio.create_task(_listen(engine, request, times, begun)))
     try:
-        await asyncio.gather(*(begun.wait() for begun in begins))
-        began_s = time.monotonic()
-        longs = [
-            _later(engine, _asked(draw, f"long-{i}", tokens, 2), at_s, form.long_due_s)
-            for i, (at_s, tokens) in enumerate(form.longs)
-        ]
-        output = form.short_output_tokens
-        shorts = [
-            _later(engine, _asked(draw, f"short-{i}", tokens, output), at_s, form.short_due_s)
-            for i, (at_s, tokens) in enumerate(form.shorts)
-        ]
-        firsts = await asyncio.gather(*longs, *shorts)
-        found.longs_s, found.shorts_s = firsts[: len(longs)], firsts[len(longs) :]
-        ended_s = began_s + max(
-            at_s + first_s for (at_s, _), first_s in zip(form.longs, found.longs_s, strict=True)
-        )
-    finally:
-        for task in streams:
-            task.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            streams = []
+            for i, (times, begun) in enumerate(zip(heard, begins, strict=True)):
+                request = _asked(draw, f"stream-{i}", form.stream_prompt_tokens, STREAM_TOKENS)
+                streams.append(group.create_task(_listen(engine, request, times, begun)))
+            await asyncio.gather(*(begun.wait() for begun in begins))
+            began_s = time.monotonic()
+            longs = [
+                _later(engine, _asked(draw, f"long-{i}", tokens, 2), at_s, form.long_due_s)
+                for i, (at_s, tokens) in enumerate(form.longs)
+            ]
+            output = form.short_output_tokens
+            shorts = [
+                _later(engine, _asked(draw, f"short-{i}", tokens, output), at_s, form.short_due_s)
+                for i, (at_s, tokens) in enumerate(form.shorts)
+            ]
+            firsts = await asyncio.gather(*longs, *shorts)
+            for task in streams:
+                task.cancel()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    found.longs_s, found.shorts_s = firsts[: len(longs)], firsts[len(longs) :]
+    ended_s = began_s + max(
+        at_s + first_s for (at_s, _), first_s in zip(form.longs, found.longs_s, strict=True)
+    )
     for times in heard:
         found.waits_s += gaps_s(times, began_s, ended_s)
     return found
@@ -250,13 +252,16 @@ async def _first_s(engine: Engine, request: EngineRequest, target: CallTarget) -
     async for chunk in engine.generate(replace(request, target=target)):
         if chunk.output_tokens:
             first_s = min(first_s, time.monotonic() - began_s)
+    if first_s == inf:
+        raise BenchError(f"the engine answered {request.id} without a token")
     return first_s
 
 
 async def _listen(
     engine: Engine, request: EngineRequest, times: list[float], begun: asyncio.Event
 ) -> None:
-    """Record when its tokens arrive; `begun` is set after a few."""
+    """Record when its tokens arrive; `begun` is set after a few. Raise `BenchError` if it ends
+    early."""
     said = 0
     async for chunk in engine.generate(request):
         if chunk.output_tokens > said:
@@ -264,6 +269,8 @@ async def _listen(
             times.append(time.monotonic())
             if said > BEGUN_TOKENS:
                 begun.set()
+    if said < STREAM_TOKENS:
+        raise BenchError(f"{request.id} ended after {said} of {STREAM_TOKENS} tokens")
 
 
 def table(report: Mapping[str, Any]) -> Table:

@@ -7,6 +7,7 @@ import datetime
 import os
 import platform
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,25 +89,32 @@ def profile(
         limit_s = min(plan.point_limit_s, seconds / 10)
         plan = replace(plan, total_s=seconds, point_limit_s=limit_s)
         command += f" --seconds {seconds:g}"
+    saved: list[Path] = []
     try:
         if check:
             is_good = asyncio.run(_check_alone(deployment, seed))
             if not is_good:
                 raise typer.Exit(1)
         else:
-            asyncio.run(_profile(deployment, out or FOLDER, command, plan, seed))
+            asyncio.run(_profile(deployment, out or FOLDER, command, plan, seed, saved))
     except CatoError as error:
         console.print(str(error), style="red", markup=False)
         if isinstance(error, ReplicaLostError):
             console.print(
-                "Nothing was written. The pool scaled down during the measurement, which it sees "
+                f"{_kept(saved)} The pool scaled down during the measurement, which it sees "
                 "as idle time: try again, or keep its replicas with `scaling: {policy: none}`.",
                 highlight=False,
             )
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        console.print("Interrupted; nothing was written.")
+        console.print(f"Interrupted. {_kept(saved)}", highlight=False)
         raise typer.Exit(130) from None
+
+
+def _kept(saved: Sequence[Path]) -> str:
+    if not saved:
+        return "Nothing was written."
+    return f"The profile is in {saved[0]}; how well it predicts was not checked to the end."
 
 
 async def _check_alone(deployment: str, seed: int) -> bool:
@@ -117,7 +125,10 @@ async def _check_alone(deployment: str, seed: int) -> bool:
     return await check_profile(caller, found.profile, await engine_steps(caller, found), seed)
 
 
-async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
+async def _profile(
+    deployment: str, out: Path, command: str, plan: Plan, seed: int, saved: list[Path]
+) -> None:
+    """Measure, save and check; what is saved is told in `saved`, also if the check ends early."""
     from cato.control import actors
     from cato.control.measured_replica import ReplicaCaller, engine_steps, whole
     from cato.measure.evaluation import evaluate, with_host_memory
@@ -154,6 +165,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     report(result)  # before the files, which may fail
     backup = _keep_backup(path)
     save_profile(path, profile, provenance)
+    saved.append(path)
     kept_not = await actors.get(actors.PROFILER).keep_profile.remote(
         ProfileFile.of(profile, provenance)
     )
@@ -163,8 +175,8 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         if line:
             console.print(line, highlight=False)
     tell_problems(measured)
-    await check_profile(caller, profile, steps, seed)
     tell_file(path, backup, found.spec.profile)
+    await check_profile(caller, profile, steps, seed)
 
 
 def _target(found: Found, steps: EngineSteps, kv_capacity_tokens: int) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from cato.cli import app
 from cato.cli.profile import spec_of
 from cato.config.deploy_file import load_deploy_file
-from cato.core.errors import CatoError, UnknownNameError
+from cato.core.errors import CatoError, ReplicaLostError, UnknownNameError
 
 
 def test_a_deployment_is_found_with_its_pool() -> None:
@@ -42,3 +43,33 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_measurement(tmp_p
     result = CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
     assert result.exit_code == 2
     assert "is a file; name a folder" in result.output
+
+
+@pytest.mark.parametrize(
+    ("saved", "status", "told"),
+    [
+        (False, 130, "Interrupted. Nothing was written."),
+        (True, 130, "Interrupted. The profile is in m@cpu.yaml; how well it predicts was not"),
+        (False, 1, "Nothing was written. The pool scaled down"),
+        (True, 1, "The profile is in m@cpu.yaml; how well it predicts was not"),
+    ],
+)
+def test_who_interrupts_is_told_whether_the_profile_was_written(
+    monkeypatch: pytest.MonkeyPatch, saved: bool, status: int, told: str
+) -> None:
+    """The check comes after the files."""
+
+    async def measured(*arguments: object) -> None:
+        written = arguments[-1]
+        assert isinstance(written, list)
+        if saved:
+            written.append(Path("m@cpu.yaml"))
+        raise KeyboardInterrupt if status == 130 else ReplicaLostError("one", "it is gone")
+
+    command = sys.modules["cato.cli.profile"]
+    monkeypatch.setenv(command.TRANSPORT_VARIABLE, "1")
+    monkeypatch.setattr(command, "connect", lambda address: None)
+    monkeypatch.setattr(command, "_profile", measured)
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["profile", "demo-cpu"])
+    assert result.exit_code == status
+    assert told in result.output

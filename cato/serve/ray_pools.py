@@ -271,6 +271,11 @@ class RayPools:
                 except (ValueError, RayError, TimeoutError) as error:
                     # Starting or restarting: the last known state stays valid.
                     log.info("control plane: %s", error)
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    log.info("control plane: a call was cancelled on its other side")
                 except Exception:
                     log.exception("refreshing from the control plane failed; trying again")
             await asyncio.sleep(REFRESH_S)

@@ -130,11 +130,17 @@ async def test_what_was_known_stays_known_when_both_are_lost(control: ControlAct
         pools.pool_of("other")
 
 
-@pytest.mark.parametrize("error", [ValueError("no node"), OSError("the GCS is away")])
+@pytest.mark.parametrize("is_told_by_actors", [False, True])
+@pytest.mark.parametrize(
+    "error", [ValueError("no node"), OSError("the GCS is away"), asyncio.CancelledError()]
+)
 async def test_a_cluster_that_cannot_be_read_does_not_end_the_refreshing(
-    control: ControlActors, monkeypatch: pytest.MonkeyPatch, error: Exception
+    control: ControlActors,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    is_told_by_actors: bool,
 ) -> None:
-    """Ray raises these while its GCS restarts."""
+    """Ray raises these while its GCS restarts; Serve cancels the calls of a replica that ends."""
     has_asked_again = asyncio.Event()
 
     async def application(_: str) -> None:
@@ -146,6 +152,8 @@ async def test_a_cluster_that_cannot_be_read_does_not_end_the_refreshing(
     asked: list[int] = []
     monkeypatch.setattr(ray_pools, "REFRESH_S", 0.0)
     monkeypatch.setattr(ray_pools.ray_private, "application", application)
+    if is_told_by_actors:
+        control.announce = control.parts = Method(application)
     pools = RayPools({})
     pools.start()
     refresher = pools._refresher

@@ -42,7 +42,9 @@ def as_json(
         "title": experiment.title,
         "command": command,
         "machine": dict(facts),
-        "simulated_engines": all(receipt["simulated"] for receipt in receipts),
+        "simulated_engines": all(r["simulated"] for r in receipts)
+        if receipts
+        else not experiment.is_real,
         "settings": {
             "deployment": deployment,
             "seeds": list(settings.seeds),

@@ -390,6 +390,19 @@ def a_report(
     return as_json(runs, subject, settings, facts, "cato bench live saber", "saber.yaml")
 
 
+def test_engines_without_receipts_are_named_by_the_experiment() -> None:
+    """Ray Serve's own deployment writes none."""
+    tasks = saber_tasks(10)
+    run = a_run("ray-serve", tasks, missed=0, lost=10)
+    run = replace(run, seen=[replace(s, receipt=None) for s in run.seen])
+    experiment = live_experiment("saber").chosen(["W3 at 10/s"], [])
+    assert a_report(run, experiment=experiment)["simulated_engines"] is True
+    mix = live_experiment("vllm-mix").mix
+    assert mix is not None
+    report = a_report(run, experiment=replace(experiment, mix=mix))
+    assert report["simulated_engines"] is False
+
+
 def test_a_report_says_what_was_met_lost_and_predicted() -> None:
     tasks = saber_tasks(60)
     report = a_report(a_run("foresight", tasks, missed=6), a_run("saber", tasks, missed=18, lost=3))

@@ -21,7 +21,7 @@ from cato.cli.simulation import (
     a_table,
     check_scheduler,
     finite,
-    kind_of,
+    kinds_of,
     print_whole,
     scenario_of,
     seeds_of,
@@ -199,10 +199,9 @@ def _plan_cards(
 
     if not profiles:
         raise typer.BadParameter("--traffic needs at least one --profile, such as demo-coder@cpu")
-    console, found = Console(markup=False), []
+    kinds, console, found = kinds_of(profiles), Console(markup=False), []
     with ends_on(CatoError, OSError), Console(stderr=True).status("") as status:
-        for text in profiles:
-            name, cards = kind_of(text)
+        for name, cards in kinds:
             asked = _with_options(
                 trace_scenario(traffic, name, speed=speed), scheduler, max_replicas, seeds
             )

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cato.cli.client import ends_on
 from cato.cli.outputs import write_text
-from cato.cli.simulation import a_table, kind_of, print_whole, progress_bar, seeds_of
+from cato.cli.simulation import a_table, kinds_of, print_whole, progress_bar, seeds_of
 from cato.core.errors import CatoError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def plan_agents(
     if not 0 < goal < 1:
         raise typer.BadParameter(f"--target {goal:g} is not between 0 and 1: give e.g. 95%")
     chosen = seeds_of(seeds) if seeds else AGENT_SEEDS
-    kinds = [kind_of(text) for text in profiles]
+    kinds = kinds_of(profiles)
     answers: dict[str, Answer] = {}
     with ends_on(CatoError, OSError):
         loaded = [(name, cards, named_profile(name, Path())) for name, cards in kinds]

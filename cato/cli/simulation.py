@@ -64,12 +64,25 @@ def seeds_of(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"--seeds {text!r}: {error}") from error
 
 
-def kind_of(text: str) -> tuple[str, int]:
-    """A profile and the cards of one replica: `NAME`, or `NAME:2`."""
+def kinds_of(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Profiles and the cards of one replica of each: `NAME`, or `NAME:2`. Answers are by profile,
+    so each is named once; raise `typer.BadParameter`."""
+    kinds = [_kind_of(text) for text in texts]
+    names = [name for name, _ in kinds]
+    for name in names:
+        if names.count(name) > 1:
+            raise typer.BadParameter(
+                f"--profile {name!r} is there twice; measure each way to serve the model as a "
+                "profile of its own"
+            )
+    return kinds
+
+
+def _kind_of(text: str) -> tuple[str, int]:
     name, colon, cards = text.rpartition(":")
     if not colon:
         return text, 1
-    if not cards.isdigit() or int(cards) < 1:
+    if not (cards.isascii() and cards.isdigit()) or int(cards) < 1:
         raise typer.BadParameter(
             f"--profile {text!r}: give the cards per replica after the colon, such as NAME:2"
         )

@@ -529,6 +529,9 @@ def test_a_trace_needs_a_profile_and_excludes_a_scenario(tmp_path: Path) -> None
     for arguments, problem in (
         (("--traffic", trace), "at least one --profile"),
         (("--traffic", trace, "--profile", "7b:x"), "cards per replica"),
+        (("--traffic", trace, "--profile", "7b:²"), "cards per replica"),
+        (("--traffic", trace, "--profile", "7b", "--profile", "7b:2"), "'7b' is there twice"),
+        (("--agents", trace, "--profile", "7b", "--profile", "7b:2"), "'7b' is there twice"),
         ((a_scenario(tmp_path), "--traffic", trace), "name a scenario file"),
         (("--agents", trace, "--traffic", trace), "name a scenario file"),
         (("--agents", trace), "at least one --profile"),

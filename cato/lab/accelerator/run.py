@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,16 @@ class Accelerator:
             report: dict[str, Any] = json.loads(path.read_text())
             had = (report["form"], report["seed"])
             keys = [step["key"] for step in report["steps"]]
+            names = {card["name"] for run in report["runs"] for card in run["cards"]}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"--json: {path} is no report of this command: {error!r}") from error
         if had != (form, self._settings.seed):
             raise InputError(f"--json: {path} has the form {had[0]} and seed {had[1]}")
+        if names != (here := {card.name for card in self._cards}):
+            raise InputError(
+                f"--json: {path} was measured on {_named(names)}, and this machine has "
+                f"{_named(here)}; name another file"
+            )
         log.info("%s has %s", path, ", ".join(keys))
         for step in report["steps"]:
             if step["key"].startswith("a ") and step["status"] == DONE:
@@ -316,6 +322,10 @@ class Accelerator:
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(json.dumps(self.report, indent=1) + "\n")
         os.replace(partial, path)
+
+
+def _named(cards: Collection[str]) -> str:
+    return ", ".join(sorted(cards)) or "no NVIDIA card"
 
 
 def is_measured(report: Mapping[str, Any]) -> bool:

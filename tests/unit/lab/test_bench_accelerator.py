@@ -229,6 +229,16 @@ def test_a_report_of_another_form_is_not_gone_on_with(tmp_path: Path) -> None:
         a_run(tmp_path, {}, only=("b",))
 
 
+def test_a_report_of_another_card_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its profile would judge what is measured here."""
+    a_run(tmp_path, {}, only=("b",))
+    monkeypatch.setattr(run.nvidia, "cards", lambda: (CARD,))
+    with pytest.raises(InputError, match=r"on no NVIDIA card, and this machine has NVIDIA H200;"):
+        a_run(tmp_path, {}, only=("b",))
+
+
 # Engines alone, simulated and in virtual time
 
 

@@ -2,7 +2,7 @@
 
 A profile may come from another machine, or from an idle one. Its error is mostly a constant factor,
 which the router sees as the ratio of observed to predicted token times. Small differences are
-treated as noise.
+treated as noise; larger ones are corrected to what was seen (decision 0073).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from math import log
 from cato.core.pool.pressure import Tally
 from cato.core.profile import Profile
 
-# Paces are powers of this factor, so that predictions change rarely. The pace changes only when the
-# measurement is closer to another power by this part of one.
-PACE_STEP, PACE_HYSTERESIS = 1.15, 0.75
-MOST_PACE_STEPS = 12
+# The pace changes when what is seen differs by more than this factor, so that predictions change
+# rarely. Paces are powers of the step, up to about a factor of five.
+LEAST_ERROR, PACE_STEP = 1.11, 1.02
+MOST_PACE_STEPS = 84
 # Number of token intervals needed for a judgement, and number remembered.
 LEAST_INTERVALS, INTERVALS_KEPT = 40, 400
 # If other calls' prompts take more than this share of an interval, it says little about the pace.
@@ -25,6 +25,7 @@ MOST_PROMPTS = 0.5
 # Turns of sessions are counted with this time constant.
 TURNS_MEMORY_S = 90.0
 _KEPT, _LOG_STEP = 1 - 1 / INTERVALS_KEPT, log(PACE_STEP)
+_LEAST_STEPS = log(LEAST_ERROR) / _LOG_STEP
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Pace:
         if self._seen < LEAST_INTERVALS or self._took_s <= 0.0 or self._predicted_s <= 0.0:
             return 1.0
         steps = log(self._took_s / self._predicted_s) / _LOG_STEP
-        if abs(steps) < PACE_HYSTERESIS:
+        if abs(steps) < _LEAST_STEPS:
             return 1.0
         before = self.step
         self.step = max(-MOST_PACE_STEPS, min(MOST_PACE_STEPS, before + round(steps)))

@@ -29,6 +29,13 @@ def test_a_profile_is_corrected_by_the_factor_that_is_seen() -> None:
     assert 2 / PACE_STEP < factor < 2 * PACE_STEP
 
 
+@pytest.mark.parametrize("ratio", [0.3, 0.7, 0.8, 1.2, 1.43, 1.6, 4.0])
+def test_what_is_corrected_is_then_right(ratio: float) -> None:
+    """A batch that is a tenth too large is late as a whole."""
+    factor = seen(ratio, 1.0).corrected.decode_step_s(1) / PROFILE.decode_step_s(1)
+    assert factor == pytest.approx(ratio, rel=0.011)
+
+
 def test_what_chance_gives_corrects_nothing() -> None:
     assert seen(1.1, 1.0).corrected is PROFILE
     pace = Pace(PROFILE)

@@ -69,9 +69,10 @@ def model_path(source: str) -> str:
 
 
 def source_for_others(source: str) -> str:
-    """`source` for processes that run in other folders: a path here becomes absolute.
+    """`source` for processes that run in other folders: a path that is here becomes absolute.
 
-    A name such as `demo` or `Qwen/Qwen2.5-Coder-7B` stays, unless there is such a folder here.
+    A name such as `demo` or `Qwen/Qwen2.5-Coder-7B` stays, and so does a path that is not here:
+    engines may find it elsewhere (`model_path`).
     """
-    is_path = source.startswith((".", "~")) or ("/" in source and Path(source).exists())
-    return os.path.abspath(os.path.expanduser(source)) if is_path else source
+    path = os.path.expanduser(source)
+    return os.path.abspath(path) if "/" in path and os.path.exists(path) else path

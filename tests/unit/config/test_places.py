@@ -12,16 +12,18 @@ from cato.config.places import source_for_others
 def test_paths_of_the_current_folder_are_absolute_and_names_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    shell = tmp_path / "shell"
+    for folder in (shell / "models" / "coder", shell / "later", shell / "demo", tmp_path / "coder"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(shell)
     monkeypatch.setenv("HOME", "/home/someone")
-    (tmp_path / "models" / "coder").mkdir(parents=True)
-    (tmp_path / "demo").mkdir()
     named = {
-        "models/coder": f"{tmp_path}/models/coder",
-        "./later": f"{tmp_path}/later",
-        "../coder": str(tmp_path.parent / "coder"),
+        "models/coder": f"{shell}/models/coder",
+        "./later": f"{shell}/later",
+        "../coder": str(tmp_path / "coder"),
         "~/coder": "/home/someone/coder",
         "/srv/coder": "/srv/coder",
+        "./of/another/folder": "./of/another/folder",  # such as `CATO_HOME`
         "Qwen/Qwen2.5-Coder-7B": "Qwen/Qwen2.5-Coder-7B",
         "demo": "demo",
     }

@@ -20,6 +20,7 @@ from cato.core.record import changed
 from cato.core.shards import NO_LOAD, ShardChoice, ShardLoad
 from cato.core.snapshot import Invocation
 from cato.core.topology import Shards
+from cato.serve.cancelled import is_this_task_cancelled
 from cato.wire.link.connection import Connection, Handler, Passive
 
 log = logging.getLogger("cato.pools")
@@ -218,8 +219,7 @@ class LeaseLink:
         try:
             return await asking
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_this_task_cancelled():
                 asking.cancel()
                 raise
             raise _MovedError from None

@@ -44,6 +44,7 @@ from cato.core.topology import (
     model_called,
 )
 from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
+from cato.serve.cancelled import is_this_task_cancelled
 from cato.serve.engines_app import ServedApplication, why_unplaceable
 from cato.serve.lease_link import REMOVED, RETRY_AFTER_S, LeaseLink
 from cato.serve.pools import PoolInfo
@@ -272,8 +273,7 @@ class RayPools:
                     # Starting or restarting: the last known state stays valid.
                     log.info("control plane: %s", error)
                 except asyncio.CancelledError:
-                    task = asyncio.current_task()
-                    if task is None or task.cancelling():
+                    if is_this_task_cancelled():
                         raise
                     log.info("control plane: a call was cancelled on its other side")
                 except Exception:

@@ -19,6 +19,7 @@ from cato.control.messages import Generate
 from cato.core.commands import Dispatch
 from cato.core.errors import CatoError, LinkCallError, LinkError, ReplicaLostError
 from cato.engines.base import EngineChunk, EngineRequest
+from cato.serve.cancelled import is_this_task_cancelled
 from cato.wire.link.codec import CodecError
 from cato.wire.link.endpoints import Address
 
@@ -62,8 +63,7 @@ class TokenStreams:
                 async for chunk in chunks:
                     yield chunk
         except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+            if isinstance(error, asyncio.CancelledError) and is_this_task_cancelled():
                 raise  # the client left; otherwise the replica's side was cancelled
             translated = _translated(error, lease)
             if translated is error:
